@@ -1,0 +1,1 @@
+"""The per-step, per-block engine."""
