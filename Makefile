@@ -1,9 +1,10 @@
-# Each target makes its own .venv where there is none, installs, and runs.
+# `make demo` and `make test` need Python 3.11 or later and make; each makes its own .venv and installs into it.
 VENV ?= .venv
-PYTHON ?= python3
+PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3.11; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint bench
+.PHONY: demo test lint docs
 
 demo: $(VENV)/.installed
 	$(BIN)/replicast demo --out demo-out
@@ -16,13 +17,20 @@ lint: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Writes docs/cli.md from --help; a test fails where it was forgotten.
+docs: $(VENV)/.installed-test
+	$(BIN)/python docs/generate_cli.py
+
 $(VENV)/bin/python:
+	@test -n "$(PYTHON)" || { echo "replicast needs Python 3.11 or later: make PYTHON=/path/to/python3.11 ..."; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: $(VENV)/bin/python pyproject.toml
-	$(BIN)/python -m pip install --quiet --editable .
-	touch $@
+	@echo "Installing into $(VENV), once"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/bin/python pyproject.toml
-	$(BIN)/python -m pip install --quiet --editable '.[test,all]'
-	touch $@ $(VENV)/.installed
+	@echo "Installing into $(VENV), once"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[test,all]'
+	@touch $@ $(VENV)/.installed

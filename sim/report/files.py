@@ -1,0 +1,55 @@
+"""Written files: whole or not at all, and a folder that is known to be usable before work starts."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from replicast.sim.errors import InputError
+
+REMEDY = "Name a folder that can be written to: --out DIR"
+
+
+def check_folder(folder: Path) -> None:
+    """Raise if files cannot be written to `folder`; what it had to create is removed again.
+
+    Permission bits do not tell (root, read-only mounts), so a file is really written.
+    """
+    created = [path for path in (folder, *folder.parents) if not path.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor, probe = tempfile.mkstemp(dir=folder, prefix=".replicast-")
+        os.close(descriptor)
+        Path(probe).unlink()
+    except (OSError, ValueError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise InputError(f"cannot write here: {reason}", where=str(folder), remedy=REMEDY) from error
+    finally:
+        for path in created:
+            try:
+                path.rmdir()
+            except OSError:
+                break
+
+
+def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
+    """Call `write` with a temporary name beside `path`, then rename; a failure leaves nothing behind."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # The suffix stays last: writers choose a format by it.
+    temporary = path.with_name(f".{path.stem}.{os.getpid()}.part{path.suffix}")
+    try:
+        write(temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write `text` as UTF-8 with the line ends it has, atomically."""
+
+    def write(temporary: Path) -> None:
+        temporary.write_bytes(text.encode())
+
+    write_atomically(path, write)
