@@ -1,15 +1,19 @@
-"""What a server is told: vLLM's flags, resolved.
+"""What a server is told, in vLLM's flag names: as given, and resolved.
 
+`EngineArgs` is what a command line or profile gives, `FIELDS` describes it for flags.
 `EngineConfig` holds no unset value: `replicast.sim.defaults` resolves them as vLLM does.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple, get_args
 
 Policy = Literal["fcfs", "priority"]
 Rules = Literal["0.25.1", "0.33.0"]
+EntryPoint = Literal["serve", "llm"]
+PerformanceMode = Literal["balanced", "interactivity", "throughput"]
+Kind = Literal["int", "float", "bool", "str", "ints"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +47,80 @@ class EngineConfig:
     def num_usable_blocks(self) -> int:
         """Blocks a request can hold: all but the null block."""
         return self.num_gpu_blocks - 1
+
+
+@dataclass(frozen=True, slots=True)
+class EngineArgs:
+    """What was given, in vLLM's flag names; None is unset.
+
+    The KV pool is `num_gpu_blocks` (null block included, as in `vllm:cache_config_info`) or
+    `kv_cache_tokens` (the boot log's "GPU KV cache size"). `hybrid_model` marks models with
+    linear-attention or Mamba layers, for which 0.25 leaves prefix caching off.
+    """
+
+    vllm_version: str | None = None
+    device: str | None = None
+    device_memory_gib: float | None = None
+    entry_point: EntryPoint | None = None
+    performance_mode: PerformanceMode | None = None
+    hybrid_model: bool | None = None
+    kv_cache_tokens: int | None = None
+    num_gpu_blocks: int | None = None
+    block_size: int | None = None
+    max_model_len: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_num_seqs: int | None = None
+    enable_chunked_prefill: bool | None = None
+    enable_prefix_caching: bool | None = None
+    long_prefill_token_threshold: int | None = None
+    scheduling_policy: Policy | None = None
+    scheduler_reserve_full_isl: bool | None = None
+    watermark: float | None = None
+    async_scheduling: bool | None = None
+    num_speculative_tokens: int | None = None
+    spec_accept: tuple[int, ...] | None = None
+    num_lookahead_tokens: int | None = None
+
+
+class Field(NamedTuple):
+    """One field of `EngineArgs` as a command line needs it."""
+
+    name: str
+    kind: Kind
+    help: str
+    choices: tuple[str, ...] = ()
+
+    @property
+    def flag(self) -> str:
+        """`--max-num-seqs` for `max_num_seqs`."""
+        return "--" + self.name.replace("_", "-")
+
+
+FIELDS: tuple[Field, ...] = (
+    Field("vllm_version", "str", "vLLM version, any V1; below 0.33 the rules of 0.25.1 are followed."),
+    Field("device", "str", "Device name, for vLLM's defaults: H200, L40S, A100, ..."),
+    Field("device_memory_gib", "float", "Device memory in GiB, for vLLM's defaults."),
+    Field("entry_point", "str", "How vLLM is started, for its defaults.", get_args(EntryPoint)),
+    Field(
+        "performance_mode", "str", "'throughput' doubles unset budget and seats.", get_args(PerformanceMode)
+    ),
+    Field("hybrid_model", "bool", "Model with linear-attention layers: 0.25 leaves prefix caching off."),
+    Field("kv_cache_tokens", "int", "KV pool in tokens, as the boot log gives it."),
+    Field("num_gpu_blocks", "int", "KV pool in blocks, null block included."),
+    Field("block_size", "int", "Tokens of a KV block."),
+    Field("max_model_len", "int", "Longest prompt plus output, in tokens."),
+    Field("max_num_batched_tokens", "int", "Token budget of a step."),
+    Field("max_num_seqs", "int", "Most requests running at one time."),
+    Field("enable_chunked_prefill", "bool", "Cut prompts into chunks of the budget."),
+    Field("enable_prefix_caching", "bool", "Reuse KV blocks of equal prefixes."),
+    Field(
+        "long_prefill_token_threshold", "int", "Most prompt tokens of one request in a step; 0 is no limit."
+    ),
+    Field("scheduling_policy", "str", "Order of the waiting queue.", get_args(Policy)),
+    Field("scheduler_reserve_full_isl", "bool", "Admit a request only if its whole prompt fits now."),
+    Field("watermark", "float", "Share of blocks an admission must leave free."),
+    Field("async_scheduling", "bool", "Schedule the next step while this one runs."),
+    Field("num_speculative_tokens", "int", "Draft tokens of a verification; 0 is no speculation."),
+    Field("spec_accept", "ints", "Accepted drafts of each verification, cycled: 2,0,3."),
+    Field("num_lookahead_tokens", "int", "KV slots past the query (0 for n-gram drafts)."),
+)

@@ -1,0 +1,346 @@
+"""From what was given to what vLLM runs with: unset flags, versions, and refusals to boot.
+
+In order:
+
+1. A flag beats the profile, the profile beats vLLM's default. Every value keeps its origin.
+2. The version picks the rules: below 0.33 those recorded of 0.25.1, from 0.33 on those of 0.33.0.
+3. Token budget and seats that are unset follow device memory, device name and entry point
+   (`EngineArgs.get_batch_defaults`), never the size of the KV pool. Then an unset budget
+   is raised to `max_model_len` without chunked prefill and cut to seats x `max_model_len`, and unset
+   seats are cut to the budget.
+4. What vLLM refuses to boot is refused, in its words (`SchedulerConfig.verify_max_model_len`,
+   `check_enough_kv_cache_memory`).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, cast, get_args
+
+from replicast.sim.config import (
+    FIELDS,
+    EngineArgs,
+    EngineConfig,
+    EntryPoint,
+    Field,
+    PerformanceMode,
+    Policy,
+    Rules,
+)
+from replicast.sim.errors import InputError
+
+__all__ = ["FIELDS", "EngineArgs", "Field", "ResolvedConfig", "resolve", "rules_of", "verify"]
+
+NEWEST = "0.33.0"
+FIRST_V1 = (0, 8)  # V1 became the default engine with 0.8
+DEFAULT_MODEL_LEN = 200_000
+
+# GiB that the driver reports, for devices given by name alone.
+DEVICE_MEMORY_GIB: Mapping[str, float] = {
+    "B300": 268.0,
+    "GB300": 268.0,
+    "B200": 178.0,
+    "GB200": 184.0,
+    "MI300X": 191.5,
+    "MI325X": 255.5,
+    "H200": 140.0,
+    "H100": 79.2,
+    "H20": 95.6,
+    "RTX PRO 6000": 95.0,
+    "GB10": 119.0,
+    "A100": 79.2,
+    "L40S": 44.4,
+    "L40": 44.4,
+    "L4": 22.0,
+    "A10G": 22.0,
+    "CPU": 0.0,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedConfig:
+    """`config` with nothing unset, the origin of each value, and what the user must know.
+
+    An origin is "flag", "profile" or "default", where needed with the reason in brackets.
+    """
+
+    config: EngineConfig
+    vllm_version: str
+    device: str | None
+    entry_point: EntryPoint
+    origins: dict[str, str]
+    warnings: tuple[str, ...]
+
+    def rows(self) -> list[tuple[str, object, str]]:
+        """(name, value, origin) of every value, for a table."""
+        outside: list[tuple[str, object]] = [
+            ("vllm_version", self.vllm_version),
+            ("device", self.device),
+            ("entry_point", self.entry_point),
+        ]
+        inside: list[tuple[str, object]] = [
+            (f.name, getattr(self.config, f.name)) for f in fields(EngineConfig)
+        ]
+        return [(name, value, self.origins[name]) for name, value in outside + inside]
+
+
+def rules_of(version: str) -> tuple[Rules, str | None]:
+    """The recorded rules that `version` follows, and a warning unless it is a recorded one.
+
+    >>> rules_of("v0.30.1")[0], rules_of("0.33.0")
+    ('0.25.1', ('0.33.0', None))
+    """
+    text = version.strip().removeprefix("v")
+    suffix = r"(?:\.?(?:a|b|rc|post|dev)\d*)*(?:\+[A-Za-z0-9.]+)?"
+    match = re.fullmatch(rf"(\d{{1,4}})\.(\d{{1,4}})(?:\.(\d{{1,4}}))?{suffix}", text)
+    if match is None:
+        raise InputError(
+            f"vllm_version {version!r} is not a vLLM version", remedy="Give one such as 0.33.0 or v0.25.1."
+        )
+    release = (int(match[1]), int(match[2]))
+    if release < FIRST_V1:
+        raise InputError(
+            f"vllm_version {version} is older than 0.8: only the V1 engine is modelled",
+            remedy="Give a version from 0.8 on.",
+        )
+    rules: Rules = "0.25.1" if release < (0, 33) else "0.33.0"
+    if text == rules:
+        return rules, None
+    warning = f"vLLM {version} follows the rules recorded of {rules}"
+    if release < (0, 25):
+        warning += (
+            "; unset values (asynchronous scheduling, token budget, seats) are assumed to be as in 0.25.1"
+        )
+    return rules, warning
+
+
+def batch_defaults(rules: Rules, entry: EntryPoint, name: str, memory_gib: float) -> tuple[int, int, str]:
+    """vLLM's default token budget and seats, and the reason (`get_batch_defaults`; one worker on CPU)."""
+    serve = entry == "serve"
+    new = rules == "0.33.0"
+    lower = name.lower()
+    if lower == "cpu":
+        return (2048, 128, "CPU") if serve else (4096, 256, "CPU")
+    if re.search(r"\bgb10\b", lower) and new:
+        return (2048, 256, "GB10") if serve else (8192, 256, "GB10")
+    if memory_gib >= 160 and new:
+        return (16384, 1024, "160 GiB and more")
+    if memory_gib >= 70 and "a100" not in lower:
+        return (8192 if serve else 16384, 1024, "70 GiB and more")
+    return (2048 if serve else 8192, 256, "A100, or below 70 GiB")
+
+
+class _Layers:
+    """Flags over profile over defaults, remembering where each value came from."""
+
+    def __init__(self, flags: EngineArgs, profile: EngineArgs) -> None:
+        self._layers = (("flag", flags), ("profile", profile))
+        self.origins: dict[str, str] = {}
+
+    def given(self, name: str) -> tuple[str, object] | None:
+        for origin, layer in self._layers:
+            value = getattr(layer, name)
+            if value is not None:
+                return origin, value
+        return None
+
+    def take(self, name: str, default: object, why: str = "vLLM's own") -> Any:
+        """The value of `name`; its origin is noted."""
+        found = self.given(name)
+        self.origins[name] = found[0] if found else f"default ({why})"
+        return found[1] if found else default
+
+    def pool(self, block_size: int) -> int:
+        """Blocks of the KV pool; tokens and blocks of the same layer contradict each other."""
+        for origin, layer in self._layers:
+            blocks, tokens = layer.num_gpu_blocks, layer.kv_cache_tokens
+            if blocks is not None and tokens is not None:
+                raise InputError(
+                    f"num_gpu_blocks ({blocks}) and kv_cache_tokens ({tokens}) both name the KV pool",
+                    remedy="Give one of them.",
+                )
+            if blocks is not None:
+                self.origins["num_gpu_blocks"] = origin
+                return blocks
+            if tokens is not None:
+                _at_least("kv_cache_tokens", tokens, 1)
+                self.origins["num_gpu_blocks"] = f"{origin} ({tokens:,} tokens in blocks of {block_size:,})"
+                return tokens // block_size
+        raise InputError(
+            "the size of the KV pool is not known",
+            remedy="Give --num-gpu-blocks, or --kv-cache-tokens with the boot log's 'GPU KV cache size'.",
+        )
+
+
+def resolve(flags: EngineArgs, profile: EngineArgs | None = None) -> ResolvedConfig:
+    """The configuration vLLM would run with, or InputError with its reason not to boot."""
+    layers = _Layers(flags, profile or EngineArgs())
+    warnings: list[str] = []
+
+    version: str = layers.take("vllm_version", NEWEST, "the newest recorded")
+    rules, warning = rules_of(version)
+    layers.origins["rules"] = layers.origins["vllm_version"]
+    if warning:
+        warnings.append(warning)
+    entry = _choice("entry_point", layers.take("entry_point", "serve", "the server"), get_args(EntryPoint))
+    name, memory_gib = _device(layers, warnings)
+
+    chunked: bool = layers.take("enable_chunked_prefill", True)
+    hybrid = bool(layers.take("hybrid_model", False, "not known to be one"))
+    caching_off = hybrid and rules == "0.25.1"
+    caching: bool = layers.take(
+        "enable_prefix_caching",
+        not caching_off,
+        "off for hybrid models in 0.25" if caching_off else "vLLM's own",
+    )
+    block_size = _at_least("block_size", layers.take("block_size", 16), 1)
+    max_model_len = _at_least(
+        "max_model_len",
+        layers.take("max_model_len", DEFAULT_MODEL_LEN, "the model's own length is not known"),
+        1,
+    )
+    budget, seats = _batch(layers, rules, cast(EntryPoint, entry), name, memory_gib, max_model_len, chunked)
+
+    drafts = _at_least("num_speculative_tokens", layers.take("num_speculative_tokens", 0), 0)
+    lookahead = _at_least("num_lookahead_tokens", layers.take("num_lookahead_tokens", 0), 0)
+    accept: tuple[int, ...] = layers.take("spec_accept", (0,), "no draft is accepted")
+    if drafts and layers.given("spec_accept") is None:
+        warnings.append("spec_accept is unset: no draft token is accepted")
+    ngram = drafts > 0 and lookahead == 0
+    config = EngineConfig(
+        num_gpu_blocks=layers.pool(block_size),
+        max_num_batched_tokens=budget,
+        max_num_seqs=seats,
+        max_model_len=max_model_len,
+        block_size=block_size,
+        enable_chunked_prefill=chunked,
+        enable_prefix_caching=caching,
+        long_prefill_token_threshold=layers.take("long_prefill_token_threshold", 0),
+        scheduling_policy=layers.take("scheduling_policy", "fcfs"),
+        scheduler_reserve_full_isl=layers.take("scheduler_reserve_full_isl", True),
+        watermark=layers.take("watermark", 0.0),
+        async_scheduling=layers.take(
+            "async_scheduling", not ngram, "off with n-gram speculation" if ngram else "vLLM's own"
+        ),
+        num_speculative_tokens=drafts,
+        spec_accept=accept,
+        num_lookahead_tokens=lookahead,
+        rules=rules,
+    )
+    verify(config)
+    return ResolvedConfig(
+        config, version, name or None, cast(EntryPoint, entry), layers.origins, tuple(warnings)
+    )
+
+
+def verify(config: EngineConfig) -> None:
+    """Refuse what vLLM refuses to boot, with its reason."""
+    c = config
+    _at_least("num_gpu_blocks", c.num_gpu_blocks, 2, "block 0 is the null block")
+    _at_least("max_num_batched_tokens", c.max_num_batched_tokens, 1)
+    _at_least("max_num_seqs", c.max_num_seqs, 1)
+    _at_least("long_prefill_token_threshold", c.long_prefill_token_threshold, 0)
+    _choice("scheduling_policy", c.scheduling_policy, get_args(Policy))
+    if not (0 <= c.watermark < 1):
+        raise InputError(f"watermark is {c.watermark}, must be at least 0 and below 1")
+    if not c.spec_accept or not all(0 <= a <= c.num_speculative_tokens for a in c.spec_accept):
+        raise InputError(
+            f"spec_accept is {c.spec_accept}, each must be 0 to num_speculative_tokens "
+            f"({c.num_speculative_tokens})"
+        )
+    if c.max_num_batched_tokens < c.max_model_len and not c.enable_chunked_prefill:
+        raise InputError(
+            f"vLLM does not start: max_num_batched_tokens ({c.max_num_batched_tokens}) is smaller than "
+            f"max_model_len ({c.max_model_len}). This effectively limits the maximum sequence length to "
+            "max_num_batched_tokens and makes vLLM reject longer sequences.",
+            remedy="Increase max_num_batched_tokens, decrease max_model_len, or enable chunked prefill.",
+        )
+    if c.max_num_batched_tokens < c.max_num_seqs:
+        raise InputError(
+            f"vLLM does not start: max_num_batched_tokens ({c.max_num_batched_tokens}) must be greater than "
+            f"or equal to max_num_seqs ({c.max_num_seqs}).",
+            remedy="Increase max_num_batched_tokens or decrease max_num_seqs.",
+        )
+    if c.long_prefill_token_threshold > c.max_model_len:
+        raise InputError(
+            f"vLLM does not start: long_prefill_token_threshold ({c.long_prefill_token_threshold}) cannot be "
+            f"greater than the max_model_len ({c.max_model_len})."
+        )
+    needed = -(-c.max_model_len // c.block_size)
+    if needed > c.num_usable_blocks:
+        fits = c.num_usable_blocks * c.block_size
+        raise InputError(
+            f"vLLM does not start: to serve at least one request with the model's max seq len "
+            f"({c.max_model_len}), {needed} blocks of KV cache are needed, which is larger than the "
+            f"available KV cache ({c.num_usable_blocks} blocks of {c.block_size} tokens). Based on the "
+            f"available memory, the estimated maximum model length is {fits}.",
+            remedy=f"Decrease --max-model-len to {fits} or less, or give a larger KV pool.",
+        )
+
+
+def _batch(
+    layers: _Layers,
+    rules: Rules,
+    entry: EntryPoint,
+    name: str,
+    memory_gib: float,
+    max_model_len: int,
+    chunked: bool,
+) -> tuple[int, int]:
+    """Token budget and seats, each cut only where it was unset."""
+    mode = _choice("performance_mode", layers.take("performance_mode", "balanced"), get_args(PerformanceMode))
+    tokens, seats, why = batch_defaults(rules, entry, name, memory_gib)
+    why = f"vllm {entry}, {why}" if entry == "serve" else f"LLM(), {why}"
+    if mode == "throughput":
+        tokens, seats, why = 2 * tokens, 2 * seats, why + ", doubled for throughput"
+    budget: int = layers.take("max_num_batched_tokens", tokens, why)
+    max_num_seqs: int = layers.take("max_num_seqs", seats, why)
+    _at_least("max_num_batched_tokens", budget, 1)
+    _at_least("max_num_seqs", max_num_seqs, 1)
+    if layers.given("max_num_batched_tokens") is None:
+        if not chunked and budget < max_model_len:
+            budget = max_model_len
+            layers.origins["max_num_batched_tokens"] = "default (max_model_len, chunked prefill is off)"
+        if budget > max_num_seqs * max_model_len:
+            budget = max_num_seqs * max_model_len
+            layers.origins["max_num_batched_tokens"] = "default (max_num_seqs x max_model_len)"
+    if layers.given("max_num_seqs") is None and max_num_seqs > budget:
+        max_num_seqs = budget
+        layers.origins["max_num_seqs"] = "default (cut to max_num_batched_tokens)"
+    return budget, max_num_seqs
+
+
+def _device(layers: _Layers, warnings: list[str]) -> tuple[str, float]:
+    """Device name and GiB; a flag that names another device leaves the profile's memory behind."""
+    name: str = layers.take("device", "", "not known")
+    found, named = layers.given("device_memory_gib"), layers.given("device")
+    if found and not (named and named[0] == "flag" and found[0] == "profile"):
+        memory = float(cast(float, found[1]))
+        if not (0 <= memory < math.inf):
+            raise InputError(f"device_memory_gib is {memory}, must be 0 or more")
+        return name, memory
+    known = [key for key in DEVICE_MEMORY_GIB if re.search(rf"\b{key}\b", name, re.IGNORECASE)]
+    if known:
+        return name, DEVICE_MEMORY_GIB[max(known, key=len)]
+    needs = [n for n in ("max_num_batched_tokens", "max_num_seqs") if layers.given(n) is None]
+    if needs:
+        what = f"device {name!r} is not a known one" if name else "the device is not known"
+        warnings.append(f"{what}: {' and '.join(needs)} follow vLLM's defaults for small devices")
+    return name, 0.0
+
+
+def _at_least(name: str, value: object, least: int, why: str = "") -> int:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise InputError(f"{name} is {value!r}, must be a whole number")
+    if value < least:
+        raise InputError(f"{name} is {value}, must be {least} or more" + (f" ({why})" if why else ""))
+    return value
+
+
+def _choice(name: str, value: object, choices: tuple[str, ...]) -> str:
+    if value not in choices:
+        raise InputError(f"{name} is {value!r}, must be one of {', '.join(choices)}")
+    return value
