@@ -1,7 +1,8 @@
 """The canonical trace: what every format becomes before it becomes Sessions.
 
 One header line, then session, request and `session_end` lines (`docs/trace-format.md`).
-The classes here hold a line each, without loss: keys they do not know stay in `extra`.
+The classes here hold a line each, without loss: keys they do not know stay in `extra`, and so do
+known keys that the file sets to null. A known key that is absent is None.
 """
 
 from __future__ import annotations
@@ -12,20 +13,31 @@ from typing import Any, Literal
 
 Kind = Literal["root", "subagent", "compact", "helper"]
 How = Literal["prompt_growth", "cache_read", "shared_prefix", "none"]
+BlockScope = Literal["global", "session_tree", "none"]
+PartialBlock = Literal["dropped", "own_id"]
 
 
 @dataclass(slots=True)
 class Header:
-    """First line: where the trace comes from and how its prefixes are named."""
+    """First line: where the trace comes from and how its prefixes are named.
 
-    source: dict[str, Any] = field(default_factory=dict)
-    time_unit: str = "s"
+    Without `block_scope` ids name nothing ("none"); without `partial_block` a partial last block
+    has no id ("dropped").
+    """
+
+    source: dict[str, Any] | None = None
+    time_unit: str | None = "s"
     t0: str | None = None
     block_size: int | None = None
-    block_scope: Literal["global", "session_tree", "none"] = "none"
-    partial_block: Literal["dropped", "own_id"] = "dropped"
+    block_scope: BlockScope | None = None
+    partial_block: PartialBlock | None = None
     tokenizer: str | None = None
     extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def has_global_clock(self) -> bool:
+        """Whether `arrival_s` counts from one moment in all sessions."""
+        return self.t0 is not None or self.block_scope == "global"
 
 
 @dataclass(slots=True)
@@ -33,7 +45,7 @@ class TraceSession:
     """One linear context: a main agent or one sub-agent."""
 
     session: str
-    kind: Kind = "root"
+    kind: Kind | None = None  # None: root without a parent, else subagent
     parent: str | None = None
     spawn_after: str | None = None
     spawn_s: float | None = None
@@ -50,11 +62,15 @@ class TraceSession:
 
 @dataclass(slots=True)
 class BlockPrefix:
-    """Identity by chain ids: the first `keep` ids of `base`, then runs `[first_id, n]`."""
+    """Identity by chain ids: the first `keep` ids of `base`, then runs `[first_id, n]`.
+
+    `base` None means the previous turn of the session.
+    """
 
     base: str | None
     keep: int
     add: list[list[int]]
+    extra: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -63,7 +79,8 @@ class CountPrefix:
 
     base: str | None
     keep_tokens: int
-    how: How = "prompt_growth"
+    how: How | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -80,7 +97,7 @@ class TraceRequest:
     delay_s: float | None = None
     tool_s: float | None = None
     think_s: float | None = None
-    trigger: str = "unknown"
+    trigger: str | None = None
     reasoning_tokens: int | None = None
     model: str | None = None
     stream: bool | None = None
@@ -104,7 +121,8 @@ Line = TraceSession | TraceRequest | SessionEnd
 
 @dataclass(slots=True)
 class CanonicalTrace:
-    """A header and its lines, in file order."""
+    """A header and its lines, in file order; `places` says where each came from, once it was read."""
 
     header: Header
     lines: list[Line]
+    places: list[str] = field(default_factory=list, compare=False, repr=False)

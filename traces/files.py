@@ -1,0 +1,95 @@
+"""Bytes in and out: plain or gzip by content, damage named, written files whole or absent."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import tempfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from replicast.sim.errors import InputError
+
+GZIP_MAGIC = b"\x1f\x8b"
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+
+class FileBytes(NamedTuple):
+    """A file's content, unpacked; `damaged` where its gzip stream broke off and was salvaged."""
+
+    path: Path
+    data: bytes
+    sha256: str
+    damaged: bool
+
+
+def read_file(path: Path, *, salvage: bool = False) -> FileBytes:
+    """The file, unpacked where it is gzip; `salvage` keeps what a broken gzip stream still gives."""
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise InputError(
+            f"cannot be read: {error.strerror or error}",
+            where=str(path),
+            remedy="Check the path and its permissions.",
+        ) from error
+    digest = hashlib.sha256(raw).hexdigest()
+    damaged = False
+    if raw.startswith(GZIP_MAGIC):
+        try:
+            raw = gzip.decompress(raw)
+        except (EOFError, OSError, zlib.error) as error:
+            if not salvage:
+                raise InputError(
+                    "the gzip stream is truncated or damaged",
+                    where=str(path),
+                    remedy="Fetch the file again, or pass --skip-bad-rows to use the rows before the damage.",
+                ) from error
+            raw, damaged = _salvage(raw), True
+    return FileBytes(path, raw.removeprefix(BYTE_ORDER_MARK), digest, damaged)
+
+
+def _salvage(raw: bytes) -> bytes:
+    """The bytes of a broken gzip stream up to the damage."""
+    out: list[bytes] = []
+    unpacker = zlib.decompressobj(wbits=31)
+    for start in range(0, len(raw), 4096):
+        try:
+            out.append(unpacker.decompress(raw[start : start + 4096]))
+        except zlib.error:
+            break
+    return b"".join(out)
+
+
+def numbered_lines(file: FileBytes) -> Iterator[tuple[int, bytes]]:
+    """Lines that are not blank, with their numbers from 1."""
+    for number, line in enumerate(file.data.split(b"\n"), 1):
+        if line and not line.isspace():
+            yield number, line
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write `data` beside `path`, then rename; gzip with a fixed time stamp where it ends in `.gz`."""
+    if path.suffix == ".gz":
+        data = gzip.compress(data, compresslevel=6, mtime=0)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        temporary = Path(name)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(data)
+            temporary.chmod(0o644)
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise InputError(
+            f"cannot be written: {error.strerror or error}",
+            where=str(path),
+            remedy="Choose another output path.",
+        ) from error

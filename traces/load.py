@@ -1,0 +1,190 @@
+"""From paths to Sessions: find the files, tell their format, convert, name the content, report.
+
+Every format becomes the canonical trace first, so that loading a file and loading its conversion
+give the same sessions.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from replicast.sim.errors import InputError
+from replicast.sim.workload import Session
+from replicast.traces import canonical_io
+from replicast.traces.canonical import CanonicalTrace
+from replicast.traces.detect import FORMATS, Format, detect
+from replicast.traces.files import FileBytes, read_file
+from replicast.traces.report import ImportReport, InputFile
+from replicast.traces.turns import Builder
+
+_SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedTrace:
+    """Sessions ready to be replayed, and what became of every row.
+
+    `open_loop`: arrivals on one clock and no session structure, so that replaying the time stamps
+    is all that can be done.
+    """
+
+    sessions: tuple[Session, ...]
+    report: ImportReport
+    open_loop: bool
+
+
+def load_trace(
+    paths: Sequence[Path | str],
+    *,
+    format: str | None = None,
+    models: str | None = None,
+    token_scale: float = 1.0,
+    reply_reuse: bool = True,
+    share_prefixes: bool = True,
+    skip_bad_rows: bool = False,
+) -> LoadedTrace:
+    """Load trace files or folders of them; `format` forces one of `FORMATS`."""
+    if not 0.01 <= token_scale <= 100:
+        raise InputError(
+            f"token scale {token_scale} is out of range",
+            where="--token-scale",
+            remedy="Use 0.01 to 100; 1 keeps tokens.",
+        )
+    with _no_gc():
+        traces, report = _read(paths, format, skip_bad_rows)
+        builder = Builder(
+            report,
+            models=models,
+            token_scale=token_scale,
+            reply_reuse=reply_reuse,
+            share_prefixes=share_prefixes,
+            skip_bad_rows=skip_bad_rows,
+        )
+        sessions = tuple(session for trace in traces for session in builder.sessions(trace))
+    if token_scale != 1.0:
+        report.notes.append(f"all token counts multiplied by {token_scale:g}")
+    if not sessions:
+        raise InputError(
+            "no request is left to replay",
+            where=", ".join(map(str, paths)),
+            remedy="Dropped: " + (_counts(report) or "nothing; the trace has no requests."),
+        )
+    open_loop = all(trace.header.has_global_clock for trace in traces) and all(
+        len(session.turns) == 1 and session.start_s is not None for session in sessions
+    )
+    return LoadedTrace(sessions, report, open_loop)
+
+
+def _counts(report: ImportReport) -> str:
+    return ", ".join(f"{number} {reason}" for reason, number in sorted(report.dropped.items()))
+
+
+@contextmanager
+def _no_gc() -> Iterator[None]:
+    """Without the cyclic collector, which would walk every row read so far, over and over."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+Reader = Callable[[Sequence[FileBytes], ImportReport, bool], list[CanonicalTrace]]
+
+
+def _read(
+    paths: Sequence[Path | str], format: str | None, skip_bad_rows: bool
+) -> tuple[list[CanonicalTrace], ImportReport]:
+    if not paths:
+        raise InputError("no trace given", remedy="Name a trace file or a folder of them.")
+    if format is not None and format not in FORMATS:
+        raise InputError(
+            f"unknown format {format!r}", where="--format", remedy="Use one of " + ", ".join(FORMATS) + "."
+        )
+    report = ImportReport("")
+    files, found = _gather(paths, format, skip_bad_rows, report)
+    report.format = found
+    for file in files:
+        if file.damaged:
+            report.rows_read += 1
+            report.dropped["gzip stream broken off"] += 1
+    traces = _READERS[found](files, report, skip_bad_rows)
+    sizes = {trace.header.block_size for trace in traces}
+    report.block_size = max((size for size in sizes if size is not None), default=None)
+    return traces, report
+
+
+def _gather(
+    paths: Sequence[Path | str], format: str | None, salvage: bool, report: ImportReport
+) -> tuple[list[FileBytes], Format]:
+    """The files to read and their one format; what a folder holds beside them is noted."""
+    files: list[tuple[FileBytes, Format]] = []
+    others = 0
+    for path in map(Path, paths):
+        if path.is_dir():
+            inside = 0
+            for member in sorted(p for p in path.rglob("*") if p.name.endswith(_SUFFIXES) and p.is_file()):
+                file = read_file(member, salvage=salvage)
+                known = detect(file)
+                if known is None or (format is not None and known != format):
+                    others += 1
+                    continue
+                files.append((file, known))
+                inside += 1
+            if not inside:
+                raise InputError(
+                    "the folder holds no transcripts or traces" + (f" of format {format}" if format else ""),
+                    where=str(path),
+                    remedy="Give a folder with .jsonl or .json files (also .gz), such as ~/.claude/projects.",
+                )
+        else:
+            files.append(_one_file(path, format, salvage))
+    if others:
+        report.notes.append(f"{others} other files in the folders were left out")
+    kinds = sorted({kind for _, kind in files})
+    if len(kinds) > 1:
+        raise InputError(
+            f"several formats at once: {', '.join(kinds)}",
+            where=", ".join(map(str, paths)),
+            remedy="Pass traces of one format, or --format to pick one from a folder.",
+        )
+    return [file for file, _ in files], files[0][1]
+
+
+def _one_file(path: Path, format: str | None, salvage: bool) -> tuple[FileBytes, Format]:
+    file = read_file(path, salvage=salvage)
+    if not file.data.strip():
+        raise InputError(
+            "the file is empty", where=str(path), remedy="Give a trace with at least one request."
+        )
+    for name in FORMATS:
+        if format == name:
+            return file, name
+    known = detect(file)
+    if known is None:
+        raise InputError(
+            "the format is not recognised",
+            where=str(path),
+            remedy="Readable are " + ", ".join(FORMATS) + "; force one with --format.",
+        )
+    return file, known
+
+
+def _read_canonical(files: Sequence[FileBytes], report: ImportReport, skip: bool) -> list[CanonicalTrace]:
+    traces = []
+    for file in files:
+        read, dropped = report.rows_read, report.dropped.total()
+        traces.append(canonical_io.parse(file, skip_bad_rows=skip, report=report))
+        report.inputs.append(
+            InputFile(str(file.path), file.sha256, report.rows_read - read, report.dropped.total() - dropped)
+        )
+    return traces
+
+
+_READERS: dict[Format, Reader] = {"canonical": _read_canonical}

@@ -1,0 +1,357 @@
+"""From canonical lines to Sessions: references checked, turns in order, delays resolved.
+
+One `Session` per root and all its sub-agents, turns in file order; whatever a turn waits for or
+takes its prefix from must come before it. A turn waits for `wait_for`, or the previous turn of its
+context, or (first turn of a sub-agent) `spawn_after`. Its delay is `delay_s`, or `tool_s` plus
+`think_s`, or what the recorded arrivals leave, or 0 and counted.
+
+Turns of models that are not served go last: who waited for one inherits what it waited for, and
+the time it took.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from replicast.sim.errors import InputError
+from replicast.sim.workload import Session, Turn, num_tokens
+from replicast.traces.canonical import BlockPrefix, CanonicalTrace, TraceRequest, TraceSession
+from replicast.traces.canonical_io import MAX_TOKENS, SKIP_HINT
+from replicast.traces.content import (
+    Context,
+    Growing,
+    IdSpace,
+    Node,
+    PrefixError,
+    Streams,
+    close_nodes,
+    open_node,
+    scaled,
+)
+from replicast.traces.report import ImportReport
+
+
+class BadRow(Exception):
+    """A row that cannot be used: a short reason to count by, and the whole story."""
+
+    def __init__(self, reason: str, what: str) -> None:
+        super().__init__(what)
+        self.reason = reason
+
+
+class Builder:
+    """Builds the sessions of one file after another, with streams that never collide."""
+
+    def __init__(
+        self,
+        report: ImportReport,
+        *,
+        models: str | None = None,
+        token_scale: float = 1.0,
+        reply_reuse: bool = True,
+        share_prefixes: bool = True,
+        skip_bad_rows: bool = False,
+    ) -> None:
+        self._report = report
+        self._models = _pattern(models)
+        self._scale = token_scale
+        self._reply_reuse = reply_reuse
+        self._share = share_prefixes
+        self._skip = skip_bad_rows
+        self._streams = Streams()
+        self._nodes: dict[str, Node] = {}
+        self._contexts: dict[str, Context] = {}
+
+    def sessions(self, trace: CanonicalTrace) -> list[Session]:
+        """Sessions of `trace` in the order of their root lines."""
+        contexts = self._open_contexts(trace)
+        self._claim_shared(trace)
+        trees: dict[str, list[Node]] = {
+            context.session.session: [] for context in contexts if context.root is None
+        }
+        for line, place in zip(trace.lines, trace.places, strict=True):
+            if isinstance(line, TraceRequest):
+                try:
+                    node = self._open(line, place, trace)
+                except BadRow as bad:
+                    self._bad(bad, place)
+                    continue
+                root = node.context.root or node.context
+                tree = trees[root.session.session]
+                node.index = len(tree)
+                tree.append(node)
+        out = []
+        for tree in trees.values():
+            if not tree:
+                continue
+            close_nodes(reversed(tree), reply_reuse=self._reply_reuse)
+            session = self._session(tree, trace)
+            if session is not None:
+                out.append(session)
+        return out
+
+    def _bad(self, bad: BadRow, place: str) -> None:
+        if not self._skip:
+            raise InputError(str(bad), where=place, remedy=SKIP_HINT) from None
+        self._report.dropped[bad.reason] += 1
+
+    def _bad_session(self, bad: BadRow, place: str) -> None:
+        self._bad(bad, place)
+        self._report.rows_read += 1  # only requests count as rows, unless they are dropped
+
+    def _open_contexts(self, trace: CanonicalTrace) -> list[Context]:
+        opened: list[Context] = []
+        for line, place in zip(trace.lines, trace.places, strict=True):
+            if not isinstance(line, TraceSession):
+                continue
+            try:
+                if line.session in self._contexts:
+                    raise BadRow("duplicate session", f"session {line.session!r} was there before")
+                _check_shared(line)
+            except BadRow as bad:
+                self._bad_session(bad, place)
+                continue
+            context = Context(line, place, Growing(self._streams), Growing(self._streams))
+            self._contexts[line.session] = context
+            opened.append(context)
+        header, linked = trace.header, []
+        by_ids = header.block_size is not None and header.block_scope in ("global", "session_tree")
+        file_ids = IdSpace(header.block_size or 1, self._streams) if header.block_scope == "global" else None
+        for context in opened:
+            try:
+                context.root = self._root(context)
+            except BadRow as bad:
+                self._bad_session(bad, context.place)
+                del self._contexts[context.session.session]
+                continue
+            linked.append(context)
+        if by_ids:
+            for context in linked:
+                root = context.root or context
+                if root.ids is None:
+                    root.ids = file_ids or IdSpace(header.block_size or 1, self._streams)
+                context.ids = root.ids
+        return linked
+
+    def _root(self, context: Context) -> Context | None:
+        seen, parent = {context.session.session}, context.session.parent
+        root: Context | None = None
+        while parent is not None:
+            if parent in seen:
+                raise BadRow("cycle of parents", f"session {context.session.session!r} is its own ancestor")
+            if parent not in self._contexts:
+                raise BadRow("unknown parent", f"parent {parent!r} is no session of this trace")
+            seen.add(parent)
+            root = self._contexts[parent]
+            parent = root.session.parent
+        return root
+
+    def _claim_shared(self, trace: CanonicalTrace) -> None:
+        if not self._share:
+            for context in self._contexts.values():
+                context.session.shared_prefix = None
+            return
+        for line in trace.lines:
+            if not isinstance(line, TraceRequest) or line.turn or not isinstance(line.prefix, BlockPrefix):
+                continue
+            context = self._contexts.get(line.session)
+            if context is None or context.ids is None or context.shared is None or line.prefix.keep:
+                continue
+            context.ids.claim(*context.shared, line.prefix.add)
+
+    def _open(self, request: TraceRequest, place: str, trace: CanonicalTrace) -> Node:
+        if request.id in self._nodes:
+            raise BadRow("duplicate id", f"request {request.id!r} was there before")
+        context = self._contexts.get(request.session)
+        if context is None:
+            raise BadRow(
+                "unknown session", f"request {request.id!r} is of unknown session {request.session!r}"
+            )
+        turns = context.nodes
+        if request.turn != len(turns):
+            raise BadRow("turns not contiguous", f"turn {request.turn} where turn {len(turns)} should be")
+        prefix = request.prefix
+        base = turns[-1] if turns else None
+        if prefix is not None and prefix.base is not None:
+            base = self._nodes.get(prefix.base)
+            if base is None:
+                raise BadRow(
+                    "unknown base", f"prefix base {prefix.base!r} is no earlier request of this trace"
+                )
+        try:
+            node = open_node(request, place, context, base, trace.header, self._streams)
+        except PrefixError as error:
+            raise BadRow("bad prefix", str(error)) from None
+        for name in self._waits_for(request, context):
+            self._check_wait(name, node, trace)
+        self._nodes[request.id] = node
+        turns.append(node)
+        return node
+
+    def _waits_for(self, request: TraceRequest, context: Context) -> Sequence[str]:
+        if request.wait_for is not None:
+            return request.wait_for
+        if request.turn:
+            return (context.nodes[request.turn - 1].request.id,)
+        spawned = context.session.spawn_after
+        return () if spawned is None else (spawned,)
+
+    def _check_wait(self, name: str, node: Node, trace: CanonicalTrace) -> None:
+        found = self._nodes.get(name)
+        context = node.context
+        if found is None:
+            later = name == node.request.id or any(
+                isinstance(line, TraceRequest) and line.id == name for line in trace.lines
+            )
+            if later:
+                raise BadRow(
+                    "wait_for is not earlier",
+                    f"{node.request.id!r} waits for {name!r}, which does not come before it:"
+                    " a cycle, or lines out of order",
+                )
+            raise BadRow(
+                "unknown wait_for",
+                f"{node.request.id!r} waits for {name!r}, which is no request of this trace",
+            )
+        if (found.context.root or found.context) is not (context.root or context):
+            raise BadRow(
+                "wait_for outside the session", f"{node.request.id!r} waits for {name!r} of another session"
+            )
+
+    def _session(self, tree: list[Node], trace: CanonicalTrace) -> Session | None:
+        report, pattern, scale = self._report, self._models, self._scale
+        arrivals = _arrivals(tree, trace)
+        base_s = next((arrival for arrival in arrivals if arrival is not None), None)
+        depends: list[tuple[int, ...]] = []  # on kept turns, by their new index
+        extra: list[float] = []  # time of dropped turns in between
+        kept: dict[int, int] = {}
+        turns: list[Turn] = []
+        for position, node in enumerate(tree):
+            request = node.request
+            waits = [self._nodes[name].index for name in self._waits_for(request, node.context)]
+            delay_s = self._delay(request, waits, tree, arrivals[position], arrivals, base_s)
+            inherited: set[int] = set()
+            passed_s = 0.0
+            for index in waits:
+                if index in kept:
+                    inherited.add(kept[index])
+                else:
+                    inherited.update(depends[index])
+                    passed_s = max(passed_s, extra[index])
+            waiting = tuple(sorted(inherited))
+            depends.append(waiting)
+            if pattern is not None and not pattern.search(request.model or ""):
+                report.dropped["model not served"] += 1
+                extra.append(passed_s + delay_s + _seconds(request.obs, "e2e_s"))
+                continue
+            extra.append(0.0)
+            kept[position] = len(turns)
+            prompt, output = node.prompt or (), node.output
+            num_prompt, num_output = request.prompt_tokens, request.output_tokens
+            if num_output < 1:
+                num_output = 1
+                report.flags["output_raised_to_1"] += 1
+            if scale != 1.0:
+                prompt, output = scaled(prompt, scale), scaled(output, scale)
+                num_prompt, num_output = num_tokens(prompt), num_tokens(output)
+            for flag in request.flags or ():
+                report.flags[flag] += 1
+                report.estimated_outputs += flag == "output_estimated"
+            if request.prefix is None:
+                report.flags["prefix_assumed"] += 1
+            turns.append(
+                Turn(
+                    request.id,
+                    request.session,
+                    waiting,
+                    delay_s + passed_s,
+                    prompt,
+                    output,
+                    num_prompt,
+                    num_output,
+                    arrivals[position],
+                    request.tool_s,
+                    request.think_s,
+                    request.trigger or "unknown",
+                    request.model,
+                    request.priority or 0,
+                )
+            )
+        if not turns:
+            return None
+        report.rows_emitted += len(turns)
+        root = tree[0].context.root or tree[0].context
+        start_s = turns[0].arrival_s if trace.header.has_global_clock else None
+        return Session(root.session.session, tuple(turns), start_s, root.place)
+
+    def _delay(
+        self,
+        request: TraceRequest,
+        waits: Sequence[int],
+        tree: list[Node],
+        arrival_s: float | None,
+        arrivals: Sequence[float | None],
+        base_s: float | None,
+    ) -> float:
+        if request.delay_s is not None:
+            return request.delay_s
+        if request.tool_s is not None or request.think_s is not None:
+            return (request.tool_s or 0.0) + (request.think_s or 0.0)
+        if arrival_s is not None and not waits and base_s is not None:
+            return max(0.0, arrival_s - base_s)
+        ends = [
+            arrival + _seconds(tree[index].request.obs, "e2e_s")
+            for index in waits
+            if (arrival := arrivals[index]) is not None
+        ]
+        if arrival_s is not None and ends:
+            return max(0.0, arrival_s - max(ends))
+        if waits:
+            self._report.flags["delay_unknown"] += 1
+        return 0.0
+
+
+def _arrivals(tree: list[Node], trace: CanonicalTrace) -> list[float | None]:
+    """Arrivals of a tree; stamps in whole seconds are refined by reply and delay of the turn before."""
+    recorded = [node.request.arrival_s for node in tree]
+    if (trace.header.source or {}).get("format") != "weka_trace":
+        return recorded
+    out: list[float | None] = []
+    for node, stamp in zip(tree, recorded, strict=True):
+        request = node.request
+        if stamp is not None and request.turn and request.delay_s is not None:
+            before = node.context.nodes[request.turn - 1]
+            start = out[before.index]
+            e2e_s = _seconds(before.request.obs, "e2e_s")
+            if start is not None and e2e_s:
+                stamp = min(max(start + e2e_s + request.delay_s, stamp - 0.5), stamp + 0.5)
+        out.append(stamp)
+    return out
+
+
+def _seconds(obs: object, key: str) -> float:
+    value = obs.get(key) if isinstance(obs, dict) else None
+    return float(value) if isinstance(value, int | float) and value > 0 else 0.0
+
+
+def _check_shared(session: TraceSession) -> None:
+    shared = session.shared_prefix
+    if shared is None:
+        return
+    group, tokens = shared.get("group"), shared.get("tokens")
+    if not isinstance(group, str) or not isinstance(tokens, int) or not 0 <= tokens <= MAX_TOKENS:
+        raise BadRow("bad value", 'shared_prefix needs {"group": text, "tokens": whole number >= 0}')
+
+
+def _pattern(models: str | None) -> re.Pattern[str] | None:
+    if models is None:
+        return None
+    try:
+        return re.compile(models)
+    except re.error as error:
+        raise InputError(
+            f"{models!r} is no regular expression: {error}",
+            where="--models",
+            remedy="For example: --models opus",
+        ) from None
