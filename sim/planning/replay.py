@@ -1,0 +1,94 @@
+"""The same sessions through several replica counts, one after the other or in parallel processes.
+
+Runs share nothing but their input, so that their number and order change no byte of any of them.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import replace
+from functools import partial
+from typing import NamedTuple
+
+from replicast.sim.config import EngineConfig
+from replicast.sim.engine.step_time import StepTime
+from replicast.sim.errors import InputError
+from replicast.sim.fleet.config import FleetConfig
+from replicast.sim.fleet.run import RunResult, simulate
+from replicast.sim.workload import Session
+
+Progress = Callable[[int, int], None]  # runs done, requests finished of the run under way
+
+
+class Study(NamedTuple):
+    """All that the runs have in common."""
+
+    sessions: Sequence[Session]
+    engine: EngineConfig
+    step_time: StepTime
+    fleet: FleetConfig
+    seed: int
+
+
+def replay(
+    study: Study, replica_counts: Sequence[int], *, jobs: int = 1, progress: Progress | None = None
+) -> Iterator[RunResult]:
+    """One result a replica count, in the order given."""
+    if jobs > 1 and len(replica_counts) > 1:
+        yield from _parallel(study, replica_counts, min(jobs, len(replica_counts)), progress)
+        return
+    for done, replicas in enumerate(replica_counts):
+        yield _run(study, replicas, partial(progress, done) if progress else None)
+
+
+def _run(study: Study, replicas: int, progress: Callable[[int], None] | None = None) -> RunResult:
+    fleet = replace(study.fleet, replicas=replicas)
+    return simulate(study.sessions, study.engine, study.step_time, fleet, seed=study.seed, progress=progress)
+
+
+_study: Study | None = None  # of a worker process
+
+
+def _start_worker(study: Study) -> None:
+    global _study
+    _study = study
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent answers Ctrl-C for all
+
+
+def _work(replicas: int) -> RunResult:
+    """One run in a worker; the sessions stay here, the parent has them."""
+    assert _study is not None, "a worker has its study"
+    result = _run(_study, replicas)
+    return replace(result, records=replace(result.records, sessions=()))
+
+
+def _parallel(
+    study: Study, replica_counts: Sequence[int], jobs: int, progress: Progress | None
+) -> Iterator[RunResult]:
+    # A forked worker sees the sessions without a copy; elsewhere they are pickled once a worker.
+    context = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
+    strangers = multiprocessing.active_children()
+    executor = ProcessPoolExecutor(jobs, context, initializer=_start_worker, initargs=(study,))
+    try:
+        futures = [executor.submit(_work, replicas) for replicas in replica_counts]
+        for done, future in enumerate(futures, start=1):
+            result = future.result()
+            if progress:
+                progress(done, 0)
+            yield replace(result, records=replace(result.records, sessions=study.sessions))
+    except BrokenProcessPool as error:
+        raise InputError(
+            "a worker process was killed, most likely for lack of memory", remedy="Use fewer --jobs."
+        ) from error
+    except BaseException:
+        for process in multiprocessing.active_children():
+            if process not in strangers:
+                process.terminate()
+        raise
+    finally:
+        executor.shutdown(wait=False, cancel_futures=True)
