@@ -24,6 +24,10 @@ class EngineConfig:
     vLLM version whose scheduling rules are followed. `spec_accept` gives the accepted drafts of
     each verification, cycled per request, where `num_speculative_tokens` > 0 (n-gram drafts).
     `num_lookahead_tokens` are KV slots past the query (0 for n-gram).
+
+    The four fields after `rules` are rarely set. `max_num_scheduled_tokens` caps the step's tokens
+    below `max_num_batched_tokens`; the other three exist from 0.33 on (the interval did nothing
+    for a single engine before).
     """
 
     num_gpu_blocks: int
@@ -42,6 +46,10 @@ class EngineConfig:
     spec_accept: tuple[int, ...] = (0,)
     num_lookahead_tokens: int = 0
     rules: Rules = "0.33.0"
+    max_num_scheduled_tokens: int | None = None
+    max_num_active_seqs: int | None = None
+    long_prefill_token_threshold_adaptive: bool = False
+    prefill_schedule_interval: int = 1
 
     @property
     def num_usable_blocks(self) -> int:
