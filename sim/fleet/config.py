@@ -18,13 +18,14 @@ from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args
 
 from replicast.sim.errors import InputError
-from replicast.sim.workload import Seconds, Session
+from replicast.sim.workload import Seconds, Session, Turn
 
 RouterName = Literal["round-robin", "random", "least-loaded", "session-affinity", "prefix-aware"]
 Loop = Literal["closed", "partly-open", "open"]
 OverLength = Literal["reject", "truncate-session", "error"]
 
 SESSIONS_PER_REPLICA = 10
+MAX_STAGGER_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,8 @@ class FleetConfig:
     `sessions`: live sessions of a closed loop; None means 10 a replica. `loop`: None means open where
     all sessions have a recorded start and `sessions` is not given, else closed.
     `stagger_s`: the first live sessions start at uniform random times within it, because sessions that
-    all start at once meet each other in step for a long while; 0 starts them together.
+    all start at once meet each other in step for a long while; 0 starts them together, None means 60 s, or the
+    delays of a mean session added up where those are less.
     `think_cap_s` caps the human part of a turn's delay (the whole delay where its parts are unknown).
     `warmup_s`: the measured part begins there; None lets `run.py` decide and say so. At `horizon_s` clients
     stop sending; requests in flight get `cooldown_s` more to finish, then they count as unfinished.
@@ -57,7 +59,7 @@ class FleetConfig:
     router: RouterName = "session-affinity"
     loop: Loop | None = None
     sessions: int | None = None
-    stagger_s: Seconds = 60.0
+    stagger_s: Seconds | None = None
     think_cap_s: Seconds | None = 600.0
     warmup_s: Seconds | None = None
     horizon_s: Seconds | None = None
@@ -77,9 +79,13 @@ class FleetConfig:
                 remedy="replay it in the closed loop",
             )
         if loop != "closed":
-            return replace(self, loop=loop, sessions=None)
+            return replace(self, loop=loop, sessions=None, stagger_s=0.0)
+        stagger_s = self.stagger_s
+        if stagger_s is None:
+            delays_s = sum(capped_delay(t, self.think_cap_s)[0] for s in sessions for t in s.turns)
+            stagger_s = min(MAX_STAGGER_S, delays_s / max(len(sessions), 1))
         live = self.sessions if self.sessions is not None else SESSIONS_PER_REPLICA * self.replicas
-        return replace(self, loop=loop, sessions=live)
+        return replace(self, loop=loop, sessions=live, stagger_s=stagger_s)
 
     def _check(self) -> None:
         if self.replicas < 1:
@@ -102,3 +108,16 @@ class FleetConfig:
                 raise InputError(f"{name} is {value}", remedy="use a finite time of at least 0")
         if self.horizon_s == 0:
             raise InputError("horizon_s is 0", remedy="use a positive time, or none to run the whole trace")
+
+
+def capped_delay(turn: Turn, cap_s: Seconds | None) -> tuple[Seconds, bool]:
+    """Delay of a turn with its human part at most `cap_s`, and whether the cap cut it.
+
+    Where a trace does not tell tools from humans, the whole delay is taken as human.
+    """
+    think_s = turn.think_s
+    if think_s is None:
+        think_s = turn.delay_s - (turn.tool_s or 0.0)
+    if cap_s is None or think_s <= cap_s:
+        return turn.delay_s, False
+    return max(turn.delay_s - (think_s - cap_s), 0.0), True

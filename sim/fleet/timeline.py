@@ -1,24 +1,24 @@
 """What one replica did over time: running, waiting, KV usage and what blocked the head of its queue.
 
-All four are step functions that change at step boundaries and arrivals. Their time integrals are
-exact sums (running and waiting in whole ticks), so time-weighted means and Little's law are exact; the
-series for plots keeps the integrals at equally spaced marks, and drops every second mark when there are
-too many, so its memory is bounded and its bins are exact means too. KV usage is held constant
-between the boundaries at which the engine is looked at.
+All are step functions that change at step boundaries and arrivals. Their time integrals are kept from the
+start of the run (running, waiting and blocked in whole ticks), so a time-weighted mean between two looks is
+exact, and so is Little's law. The series for plots keeps these integrals at equally spaced marks and drops
+every second mark when there are too many: bounded memory, and every bin is an exact mean. KV usage
+is held constant between the looks.
 
-What blocks the head: vLLM's scheduler leaves a request waiting for one of three reasons (RULES section
-2b), tried in this order here on what can be read after a step has begun with requests waiting:
-  seats          `max_num_seqs` requests run
-  token_budget   the step is full: `max_num_batched_tokens` scheduled
-  kv_blocks      neither, so the allocation failed (or the step preempted)
+What blocks the head: vLLM's scheduler leaves a request waiting when a seat, the step's budget or KV
+blocks are lacking, and looks at them in this order. Read after a step has begun with requests waiting:
+  seats         `max_num_seqs` requests run
+  token_budget  the step holds `max_num_batched_tokens`, or the free blocks would take any request
+  kv_blocks     otherwise: the allocation failed, or somebody was preempted
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from replicast.sim.config import EngineConfig
+from replicast.sim.engine import Engine
 from replicast.sim.ticks import TICKS_PER_S, Tick
 
 Blocker = Literal["seats", "token_budget", "kv_blocks"]
@@ -28,16 +28,16 @@ MAX_MARKS = 512
 
 
 class Totals(NamedTuple):
-    """Time integrals from the start of the run: request-ticks, and usage x ticks."""
+    """Time integrals since the start of the run; `blocked` in the order of `BLOCKERS`."""
 
     running: int
     waiting: int
     kv_usage: float
-    blocked: tuple[Tick, ...]  # by BLOCKERS
+    blocked: tuple[Tick, ...]
 
 
 class SeriesPoint(NamedTuple):
-    """Means over the bin that ends at `end_s`."""
+    """Means over one bin of the run, which ends at `end_s`."""
 
     end_s: float
     running: float
@@ -45,24 +45,92 @@ class SeriesPoint(NamedTuple):
     kv_usage: float
 
 
-@dataclass(slots=True)
 class Timeline:
-    """Watches one engine; call `look` after each change of it."""
+    """Watches one engine; `look` must follow each change of it, in order of time."""
 
-    config: EngineConfig
-    running: int = 0
-    waiting: int = 0
-    kv_usage: float = 0.0
-    peak_running: int = 0
-    peak_waiting: int = 0
-    blocker: int | None = None  # index into BLOCKERS
-    _now: Tick = 0
-    _running: int = 0
-    _waiting: int = 0
-    _kv: float = 0.0
-    _blocked: list[Tick] = field(default_factory=lambda: [0] * len(BLOCKERS))
-    _steps: int = 0
-    _tokens: int = 0
-    _width: Tick = TICKS_PER_S
-    _next_mark: Tick = TICKS_PER_S
-    _marks: list[tuple[int, int, float]] = field(default_factory=list)
+    def __init__(self, config: EngineConfig) -> None:
+        self._config = config
+        self._free_for_any = config.num_usable_blocks - -(-config.max_model_len // config.block_size)
+        self._now: Tick = 0
+        self._running = self._waiting = 0
+        self._kv_usage = 0.0
+        self._blocker: int | None = None
+        self._running_sum = self._waiting_sum = 0
+        self._kv_sum = 0.0
+        self._blocked = [0] * len(BLOCKERS)
+        self._num_steps = self._step_tokens = 0
+        self._width: Tick = TICKS_PER_S
+        self._next_mark: Tick = TICKS_PER_S
+        self._marks: list[tuple[int, int, float]] = []
+        self.peak_running = self.peak_waiting = 0
+
+    def look(self, now: Tick, engine: Engine, *, begun: bool = False) -> None:
+        """Take over the state of `engine` from `now` on; `begun` if a step could just begin."""
+        self.advance(now)
+        self._running = running = engine.num_running
+        self._waiting = waiting = engine.num_waiting
+        self._kv_usage = engine.kv_cache_usage
+        if running > self.peak_running:
+            self.peak_running = running
+        if waiting > self.peak_waiting:
+            self.peak_waiting = waiting
+        if begun:
+            self._blocker = self._judge(engine) if waiting else None
+            self._num_steps = engine.stats.num_steps
+            self._step_tokens = engine.stats.step_token_sum
+
+    def _judge(self, engine: Engine) -> int | None:
+        steps = engine.stats.num_steps - self._num_steps
+        if self._running >= self._config.max_num_seqs:
+            return 0
+        if not steps:
+            return self._blocker
+        tokens = engine.stats.step_token_sum - self._step_tokens
+        full = tokens >= steps * self._config.max_num_batched_tokens
+        roomy = self._kv_usage * self._config.num_usable_blocks <= self._free_for_any
+        return 1 if full or roomy else 2
+
+    def advance(self, now: Tick) -> None:
+        """Let time pass to `now` with nothing changed."""
+        span = now - self._now
+        if not span:
+            return
+        if now >= self._next_mark:
+            self._pass_marks(now)
+        self._running_sum += self._running * span
+        self._waiting_sum += self._waiting * span
+        self._kv_sum += self._kv_usage * span
+        if self._blocker is not None:
+            self._blocked[self._blocker] += span
+        self._now = now
+
+    def _pass_marks(self, now: Tick) -> None:
+        while self._next_mark <= now:
+            span = self._next_mark - self._now
+            self._marks.append(
+                (
+                    self._running_sum + self._running * span,
+                    self._waiting_sum + self._waiting * span,
+                    self._kv_sum + self._kv_usage * span,
+                )
+            )
+            if len(self._marks) == MAX_MARKS:
+                self._marks = self._marks[1::2]
+                self._width *= 2
+            self._next_mark = (len(self._marks) + 1) * self._width
+
+    @property
+    def totals(self) -> Totals:
+        """Integrals up to the last look or advance."""
+        return Totals(self._running_sum, self._waiting_sum, self._kv_sum, tuple(self._blocked))
+
+    @property
+    def series(self) -> tuple[SeriesPoint, ...]:
+        """Equal bins from the start to the last whole bin, at most `MAX_MARKS` of them."""
+        points = []
+        before = (0, 0, 0.0)
+        for i, mark in enumerate(self._marks):
+            means = [(b - a) / self._width for a, b in zip(before, mark, strict=True)]
+            points.append(SeriesPoint((i + 1) * self._width / TICKS_PER_S, *means))
+            before = mark
+        return tuple(points)

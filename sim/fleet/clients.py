@@ -1,0 +1,203 @@
+"""Clients: when each turn of each session is sent (`FleetConfig` has the loops).
+
+A turn without dependencies is sent when its session starts, any other `delay_s` after the last reply that
+it depends on; so sub-agents fork and join by `depends_on` alone. A rejected request counts as replied:
+its session goes on, or is truncated (nothing more of it is sent). The human part of a delay is capped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from replicast.sim.errors import InputError
+from replicast.sim.fleet.config import FleetConfig, capped_delay
+from replicast.sim.fleet.events import ARRIVAL, Call, Clock
+from replicast.sim.ticks import Tick, ticks
+from replicast.sim.workload import Seconds, Session, Turn
+
+Send = Callable[[int, int], None]
+
+
+@dataclass(slots=True)
+class _Live:
+    """A session under way. `missing[t]` replies are still to come before turn t is due."""
+
+    missing: list[int]
+    dependents: list[list[int]]
+    pending: int  # turns due or in flight
+    truncated: bool = False
+
+
+class Clients:
+    """Calls `send(session_index, turn_index)` at each arrival, and is told of each reply.
+
+    `on_session_end(replaced)` is called when a session has finished; `replaced` says whether another
+    one has taken its place.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        sessions: Sequence[Session],
+        fleet: FleetConfig,
+        rng: np.random.Generator,
+        send: Send,
+        on_session_end: Callable[[bool], None],
+    ) -> None:
+        self._clock = clock
+        self._sessions = sessions
+        self._fleet = fleet
+        self._rng = rng
+        self._send = send
+        self._on_session_end = on_session_end
+        self._live: dict[int, _Live] = {}
+        self._next_session = 0
+        self._arrivals: Iterator[tuple[Tick, int, int]] = iter(())
+        self._timed_turns: dict[int, int] = {}
+        self._num_to_run = len(sessions)
+        self.stopped = False  # nothing new is sent any more
+        self.num_started = 0
+        self.num_finished = 0
+        self.num_truncated = 0
+        self.num_capped_delays = 0
+
+    @property
+    def exhausted(self) -> bool:
+        """All sessions of the trace have finished."""
+        return self.num_finished == self._num_to_run
+
+    def start(self) -> None:
+        """Schedule the first sessions, or the recorded arrivals."""
+        if self._fleet.loop == "closed":
+            self._start_closed()
+        else:
+            arrivals = recorded_arrivals(self._sessions, every_turn=self._fleet.loop == "open")
+            for _, session_index, _ in arrivals:
+                self._timed_turns[session_index] = self._timed_turns.get(session_index, 0) + 1
+            self._num_to_run = len(self._timed_turns)
+            self._arrivals = iter(arrivals)
+            self._await_arrival()
+
+    def _start_closed(self) -> None:
+        assert self._fleet.sessions is not None and self._fleet.stagger_s is not None
+        live = min(self._fleet.sessions, len(self._sessions))
+        starts = np.sort(self._rng.uniform(0.0, self._fleet.stagger_s, size=live))
+        for start_s in starts - starts[0] if live else starts:
+            Call(self._clock, ticks(float(start_s)), ARRIVAL, self._start_next)
+        self._next_session = live
+        self._first_sessions = iter(range(live))
+
+    def _start_next(self, _: Call) -> None:
+        self._start_session(next(self._first_sessions))
+
+    def _start_session(self, index: int) -> None:
+        turns = self._sessions[index].turns
+        live = self._open_session(index)
+        roots = [t for t, turn in enumerate(turns) if not turn.depends_on]
+        live.pending = len(roots)
+        for t in roots:
+            Call(self._clock, 0, ARRIVAL, self._due, (index, t))
+        if not roots:
+            self._finish_session(index)
+
+    def _open_session(self, index: int) -> _Live:
+        turns = self._sessions[index].turns
+        dependents: list[list[int]] = [[] for _ in turns]
+        for t, turn in enumerate(turns):
+            for before in turn.depends_on:
+                dependents[before].append(t)
+        live = _Live([len(turn.depends_on) for turn in turns], dependents, 0)
+        self._live[index] = live
+        self.num_started += 1
+        return live
+
+    def _await_arrival(self) -> None:
+        arrival = next(self._arrivals, None)
+        if arrival is not None:
+            delay = arrival[0] - self._clock.tick
+            Call(self._clock, delay, ARRIVAL, self._recorded, arrival[1:])
+
+    def _recorded(self, event: Call) -> None:
+        index, turn_index = event.about
+        self._await_arrival()
+        if self.stopped:
+            return
+        live = self._live.get(index)
+        if live is None:
+            live = self._open_session(index)
+            live.pending = self._timed_turns.pop(index)
+            if self._fleet.loop == "open":
+                self._untie_timed_turns(index, live)
+        self._send_or_drop(index, turn_index)
+
+    def _untie_timed_turns(self, index: int, live: _Live) -> None:
+        """Turns with a recorded arrival wait for no reply."""
+        timed = [turn.arrival_s is not None for turn in self._sessions[index].turns]
+        live.dependents = [[t for t in after if not timed[t]] for after in live.dependents]
+
+    def _due(self, event: Call) -> None:
+        if not self.stopped:
+            self._send_or_drop(*event.about)
+
+    def _send_or_drop(self, index: int, turn_index: int) -> None:
+        if self._live[index].truncated:
+            self._ended(index)
+        else:
+            self._send(index, turn_index)
+
+    def replied(self, index: int, turn_index: int, *, rejected: bool = False) -> None:
+        """The reply to a turn has reached its client now."""
+        live = self._live[index]
+        if rejected and self._fleet.over_length == "truncate-session" and not live.truncated:
+            live.truncated = True
+            self.num_truncated += 1
+        if not live.truncated:
+            turns = self._sessions[index].turns
+            for t in live.dependents[turn_index]:
+                live.missing[t] -= 1
+                if not live.missing[t]:
+                    live.pending += 1
+                    Call(self._clock, ticks(self._delay(turns[t])), ARRIVAL, self._due, (index, t))
+        self._ended(index)
+
+    def _delay(self, turn: Turn) -> Seconds:
+        delay_s, capped = capped_delay(turn, self._fleet.think_cap_s)
+        self.num_capped_delays += capped
+        return delay_s
+
+    def _ended(self, index: int) -> None:
+        live = self._live[index]
+        live.pending -= 1
+        if not live.pending:
+            self._finish_session(index)
+
+    def _finish_session(self, index: int) -> None:
+        del self._live[index]
+        self.num_finished += 1
+        replaced = self._fleet.loop == "closed" and self._next_session < len(self._sessions)
+        self._on_session_end(replaced)
+        if replaced and not self.stopped:
+            self._next_session += 1
+            self._start_session(self._next_session - 1)
+
+
+def recorded_arrivals(sessions: Sequence[Session], *, every_turn: bool) -> list[tuple[Tick, int, int]]:
+    """(tick, session, turn) of what is sent by the clock, in order; the first arrival is tick 0.
+
+    With `every_turn` all turns with a recorded arrival; else only those that start a session.
+    """
+    times: list[tuple[Seconds, int, int]] = []
+    for index, session in enumerate(sessions):
+        for t, turn in enumerate(session.turns):
+            arrival_s = turn.arrival_s
+            if not turn.depends_on and arrival_s is None:
+                arrival_s = session.start_s
+            if arrival_s is not None and (every_turn or not turn.depends_on):
+                times.append((arrival_s, index, t))
+    if any(arrival_s != arrival_s for arrival_s, _, _ in times):
+        raise InputError("a recorded arrival is not a number")
+    times.sort()
+    first_s = times[0][0] if times else 0.0
+    return [(ticks(arrival_s - first_s), index, t) for arrival_s, index, t in times]

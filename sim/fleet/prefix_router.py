@@ -1,0 +1,155 @@
+"""`prefix-aware`: the longest cached prefix, weighed against load.
+
+The router remembers what it sent where, in one tree of content for all replicas: a node is a run of one
+stream, hung at a token of its parent's run, and holds for each replica how many tokens of the run that
+replica was sent. Per replica the memory is as large as its KV pool and forgets the least recently sent,
+deepest first. It estimates the replica's prefix cache and never hears of evictions.
+
+    score = matched prompt tokens / prompt tokens - (L - min L) / (mean L + 1)
+    L     = outstanding requests + recent requests (a count that fades over the last 8 per replica)
+
+The whole prompt cached is worth one mean load more than the idlest replica has. `recent` counts because
+sessions that all share a system prompt would otherwise follow it to one replica whenever nothing
+is outstanding, and fill that replica's cache while others stay empty. Ties: lowest `L`, then lowest index.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import numpy as np
+from replicast.sim.config import EngineConfig
+from replicast.sim.fleet.config import FleetConfig
+from replicast.sim.fleet.routers import (
+    LeastLoaded,
+    RandomChoice,
+    RoundRobin,
+    RoutedRequest,
+    Router,
+    SessionAffinity,
+)
+from replicast.sim.workload import Content
+
+_RECENT_PER_REPLICA = 8
+
+
+class _Node:
+    """A run of one stream below `parent`; `lengths[replica]` tokens of it were sent to `replica`."""
+
+    __slots__ = ("children", "key", "lengths", "parent")
+
+    def __init__(self, parent: _Node | None, key: tuple[int, int, int]) -> None:
+        self.parent = parent
+        self.key = key  # (token of the parent's run where it hangs, stream, offset)
+        self.children: dict[tuple[int, int, int], _Node] = {}
+        self.lengths: dict[int, int] = {}
+
+
+class PrefixIndex:
+    """What each replica was sent, bounded to `capacity_tokens` a replica."""
+
+    def __init__(self, replicas: int, capacity_tokens: int) -> None:
+        self._capacity = capacity_tokens
+        self._root = _Node(None, (0, 0, 0))
+        self._recency: list[OrderedDict[_Node, None]] = [OrderedDict() for _ in range(replicas)]
+        self._tokens = [0] * replicas
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """Tokens remembered for each replica."""
+        return tuple(self._tokens)
+
+    def match(self, prompt: Content) -> list[int]:
+        """Leading tokens of `prompt` that each replica was sent."""
+        matched = [0] * len(self._tokens)
+        following = list(range(len(matched)))
+        node, attach = self._root, 0
+        for stream, offset, length in prompt:
+            child = node.children.get((attach, stream, offset))
+            if child is None:
+                break
+            still = []
+            for replica in following:
+                sent = child.lengths.get(replica, 0)
+                matched[replica] += min(sent, length)
+                if sent >= length:
+                    still.append(replica)
+            if not still:
+                break
+            following = still
+            node, attach = child, length
+        return matched
+
+    def insert(self, prompt: Content, replica: int) -> None:
+        """Remember that `replica` was sent `prompt`."""
+        node, attach = self._root, 0
+        path = []
+        for stream, offset, length in prompt:
+            key = (attach, stream, offset)
+            child = node.children.get(key)
+            if child is None:
+                child = node.children[key] = _Node(node, key)
+            known = child.lengths.get(replica, 0)
+            if length > known:
+                child.lengths[replica] = length
+                self._tokens[replica] += length - known
+            path.append(child)
+            node, attach = child, length
+        recency = self._recency[replica]
+        for child in reversed(path):
+            recency[child] = None
+            recency.move_to_end(child)
+        while self._tokens[replica] > self._capacity and recency:
+            self._forget(recency.popitem(last=False)[0], replica)
+
+    def _forget(self, node: _Node, replica: int) -> None:
+        # A child is never more recent than its parent on the same replica, so it has been forgotten before.
+        self._tokens[replica] -= node.lengths.pop(replica)
+        if not node.lengths:
+            assert not node.children, "a prefix is forgotten after what continues it"
+            assert node.parent is not None
+            del node.parent.children[node.key]
+
+
+class PrefixAware:
+    """See the module; `pool_tokens` is the KV pool of one replica in tokens."""
+
+    def __init__(self, replicas: int, pool_tokens: int) -> None:
+        self._index = PrefixIndex(replicas, pool_tokens)
+        self._outstanding = [0] * replicas
+        self._recent = [0.0] * replicas
+        self._fade = 1 - 1 / (_RECENT_PER_REPLICA * replicas)
+
+    def route(self, request: RoutedRequest) -> int:
+        """The replica with the best score, in time linear in replicas and segments."""
+        loads = [o + r for o, r in zip(self._outstanding, self._recent, strict=True)]
+        lowest, scale = min(loads), sum(loads) / len(loads) + 1
+        tokens = max(request.num_prompt_tokens, 1)
+        matched = self._index.match(request.prompt)
+        scores = [m / tokens - (load - lowest) / scale for m, load in zip(matched, loads, strict=True)]
+        replica = max(range(len(loads)), key=lambda r: (scores[r], -loads[r], -r))
+        self._index.insert(request.prompt, replica)
+        self._outstanding[replica] += 1
+        self._recent = [self._fade * recent for recent in self._recent]
+        self._recent[replica] += 1
+        return replica
+
+    def replied(self, request: RoutedRequest, replica: int) -> None:
+        """One outstanding request fewer."""
+        self._outstanding[replica] -= 1
+
+
+def make_router(fleet: FleetConfig, config: EngineConfig, rng: np.random.Generator) -> Router:
+    """The router that `fleet` names."""
+    replicas = fleet.replicas
+    match fleet.router:
+        case "round-robin":
+            return RoundRobin(replicas)
+        case "random":
+            return RandomChoice(replicas, rng)
+        case "least-loaded":
+            return LeastLoaded(replicas)
+        case "session-affinity":
+            return SessionAffinity(replicas)
+        case "prefix-aware":
+            return PrefixAware(replicas, config.num_usable_blocks * config.block_size)
