@@ -20,7 +20,7 @@ SIM_LEVELS = ["engine", "fleet", "planning", "report"]
 LIBRARIES = {
     "simpy": ["sim/fleet"],
     "matplotlib": ["sim/report()"],
-    "click": ["cli.py", "cli_options.py", "cli_trace.py"],
+    "click": ["cli.py", "cli_options.py", "cli_trace.py", "cli_demo.py"],
     "pandas": ["sim/report()", "sim/fleet()", "sim/planning()", "traces()", "calibration()"],
     "pyarrow": ["sim/report()", "sim/fleet()", "traces()", "calibration()"],
     "scipy": ["sim/planning()", "calibration()", "traces()"],

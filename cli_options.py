@@ -1,0 +1,150 @@
+"""What the command line accepts beyond click's own types, and options that commands share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+from replicast.sim.config import FIELDS, EngineArgs
+from replicast.sim.errors import InputError
+from replicast.sim.planning.cost import Task, parse_task
+
+
+class Number(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """A finite number within bounds; `nan` and `inf` are refused, which click's FloatRange lets pass."""
+
+    name = "number"
+
+    def __init__(
+        self, low: float | None = None, *, above: float | None = None, high: float | None = None
+    ) -> None:
+        self.low, self.above, self.high = low, above, high
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            number = float(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a number.", param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a finite number.", param, ctx)
+        if self.low is not None and number < self.low:
+            self.fail(f"{value} is below {self.low:g}.", param, ctx)
+        if self.above is not None and number <= self.above:
+            self.fail(f"{value} is not above {self.above:g}.", param, ctx)
+        if self.high is not None and number > self.high:
+            self.fail(f"{value} is above {self.high:g}.", param, ctx)
+        return number
+
+
+class ReplicaCounts(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """`1,2,4,8`: replica counts, each once, in the order given."""
+
+    name = "counts"
+    most = 10_000
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        counts: dict[int, None] = {}
+        for part in str(value).split(","):
+            if not (part.strip().isascii() and part.strip().isdecimal()):
+                self.fail(f"{part.strip()!r} is not a whole number; write them as 1,2,4,8.", param, ctx)
+            count = int(part)
+            if not 1 <= count <= self.most:
+                self.fail(f"{count} replicas: must be 1 to {self.most:,}.", param, ctx)
+            counts[count] = None
+        return tuple(counts)
+
+
+class TaskTokens(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """`N:M`: prompt and generated tokens of one task."""
+
+    name = "N:M"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Task:
+        if isinstance(value, Task):
+            return value
+        try:
+            return parse_task(str(value))
+        except InputError as error:
+            self.fail(f"{error.what}. {error.remedy}", param, ctx)
+
+
+class Integers(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """`2,0,3`: whole numbers."""
+
+    name = "list"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        if isinstance(value, tuple):
+            return value
+        try:
+            return tuple(int(part) for part in str(value).split(","))
+        except ValueError:
+            self.fail(f"{value!r} is not a list of whole numbers such as 2,0,3.", param, ctx)
+
+
+FORMATS = ("canonical", "weka", "claude-code", "mooncake")  # as `traces.detect` has them, without its imports
+
+COUNTS = ReplicaCounts()
+TASK_TOKENS = TaskTokens()
+SECONDS = Number(0)
+PATH = click.Path(path_type=Path)
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def engine_flags(command: F) -> F:
+    """One option for each field of `EngineArgs`, by its vLLM name; unset means as profile or vLLM say."""
+    kinds: dict[str, click.ParamType] = {
+        "int": click.INT,
+        "float": Number(),
+        "str": click.STRING,
+        "ints": Integers(),
+    }
+    for field in reversed(FIELDS):
+        name = field.name.replace("_", "-")
+        if field.kind == "bool":
+            flag = click.option(f"--{name}/--no-{name}", default=None, help=field.help)
+        else:
+            kind = click.Choice(field.choices) if field.choices else kinds[field.kind]
+            flag = click.option(f"--{name}", type=kind, default=None, help=field.help)
+        command = flag(command)
+    return command
+
+
+def engine_args(options: dict[str, Any]) -> EngineArgs:
+    """Take the engine's flags out of a command's options."""
+    return EngineArgs(**{field.name: options.pop(field.name) for field in FIELDS})
+
+
+def loading_options(command: F) -> F:
+    """Options of every command that loads traces."""
+    for option in (
+        click.option("--skip-bad-rows", is_flag=True, help="Drop rows that cannot be used, and count them."),
+        click.option(
+            "--token-scale", type=Number(above=0), default=1.0, show_default=True,
+            help="Multiply all token counts: the served tokenizer's tokens per recorded token.",
+        ),
+        click.option("--models", metavar="REGEX", help="Serve only requests whose recorded model matches."),
+        click.option("--format", type=click.Choice(FORMATS), help="Force a format; else told by content."),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def origins(context: click.Context) -> dict[str, str]:
+    """Where each option's value came from: flag, variable or default."""
+    said = {"COMMANDLINE": "flag", "ENVIRONMENT": "variable"}
+    out = {}
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        out[name] = said.get(source.name if source else "", "default")
+    return out

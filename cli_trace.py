@@ -1,0 +1,161 @@
+"""`replicast trace` and `replicast profile`: what goes into a replay, looked at, converted and made."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+from replicast.cli_options import FORMATS, PATH, Number, loading_options
+
+SCALE = Number(above=0)
+
+
+@click.group()
+def trace() -> None:
+    """Describe, convert and make traces.
+
+    \b
+    replicast trace show ~/.claude/projects
+    """
+
+
+@trace.command()
+@click.argument("traces", metavar="TRACE...", nargs=-1, required=True, type=PATH)
+@loading_options
+@click.option(
+    "--block-size", type=click.IntRange(1), default=16, show_default=True, help="Granularity of hits."
+)
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout (replicast/trace/1).")
+def show(traces: tuple[Path, ...], as_json: bool, block_size: int, **options: Any) -> None:
+    """What a trace asks for: sessions, lengths, what could be hit with an endless cache, gaps, sub-agents.
+
+    \b
+    replicast trace show sessions.jsonl.gz
+    """
+    from replicast.sim.report.document import dumps
+    from replicast.sim.report.trace import import_lines, stats_lines
+    from replicast.traces.load import load_trace
+    from replicast.traces.stats import describe
+
+    loaded = load_trace(traces, **options)
+    stats = describe(loaded.sessions, block_size=block_size).to_dict()
+    if as_json:
+        body = {
+            "schema": "replicast/trace/1",
+            "import": loaded.report,
+            "open_loop": loaded.open_loop,
+            "stats": stats,
+        }
+        click.echo(dumps(body), nl=False)
+        return
+    click.echo("\n".join([*import_lines(loaded.report), "", stats_lines(stats)]))
+
+
+@trace.command()
+@click.argument("traces", metavar="TRACE...", nargs=-1, required=True, type=PATH)
+@click.option("--out", "-o", required=True, type=PATH, metavar="FILE", help="Where to: .jsonl or .jsonl.gz.")
+@click.option("--format", type=click.Choice(FORMATS), help="Force a format; else told by content.")
+@click.option("--skip-bad-rows", is_flag=True, help="Drop rows that cannot be used, and count them.")
+def convert(traces: tuple[Path, ...], out: Path, **options: Any) -> None:
+    """Any readable trace as a canonical one, which later loads faster and holds no text.
+
+    \b
+    replicast trace convert ~/.claude/projects -o mine.jsonl.gz
+    """
+    from replicast.sim.report.trace import import_lines
+    from replicast.traces.load import convert
+
+    report = convert(traces, out, **options)
+    click.echo("\n".join([*import_lines(report), f"Written to {out}"]))
+
+
+@trace.command()
+@click.option(
+    "--out", "-o", type=PATH, metavar="FILE", help="Where to: .jsonl or .jsonl.gz; only compare if not given."
+)
+@click.option("--sessions", type=click.IntRange(1), default=500, show_default=True)
+@click.option("--seed", type=click.IntRange(0), default=7, show_default=True, help="Same seed, same bytes.")
+@click.option(
+    "--preset",
+    type=click.Choice(["weka", "fresh"]),
+    default="weka",
+    show_default=True,
+    help="All recorded sessions, or those that start a conversation.",
+)
+@click.option("--turns-scale", type=SCALE, default=1.0, help="Times as many turns a session.")
+@click.option("--prompt-scale", type=SCALE, default=1.0, help="Times as long prompts and context windows.")
+@click.option("--growth-scale", type=SCALE, default=1.0, help="Times as much growth a turn.")
+@click.option("--output-scale", type=SCALE, default=1.0, help="Times as long replies.")
+@click.option("--tool-gap-scale", type=SCALE, default=1.0, help="Times as long tool calls.")
+@click.option("--human-gap-scale", type=SCALE, default=1.0, help="Times as long human gaps.")
+def synth(out: Path | None, sessions: int, seed: int, preset: str, **knobs: float) -> None:
+    """Made-up sessions with the statistics of real ones, and how well they meet them.
+
+    \b
+    replicast trace synth --sessions 500 --seed 7 -o made.jsonl.gz
+    """
+    import tempfile
+    from dataclasses import replace
+
+    from replicast.sim.report.text import plural
+    from replicast.sim.report.trace import compare_table
+    from replicast.traces.canonical_io import write_canonical
+    from replicast.traces.load import load_trace
+    from replicast.traces.stats import describe
+    from replicast.traces.synth import compare, generate
+    from replicast.traces.synth_fit import PRESETS
+
+    spec = replace(PRESETS[preset], **knobs)  # type: ignore[arg-type]
+    made = generate(spec, sessions, seed)
+    with tempfile.TemporaryDirectory() as folder:
+        path = out or Path(folder) / "made.jsonl"
+        write_canonical(made, path)
+        stats = describe(load_trace([path]).sessions)
+    click.echo(compare_table(compare(spec, stats)))
+    if out:
+        click.echo(f"Written to {out}: {plural(sessions, 'session')}, seed {seed}")
+
+
+@click.group()
+def profile() -> None:
+    """Server profiles: how long the steps of one server take, and how it is configured.
+
+    \b
+    replicast profile list
+    """
+
+
+@profile.command("list")
+def list_profiles() -> None:
+    """The profiles that come with replicast.
+
+    \b
+    replicast profile list
+    """
+    from replicast.calibration.profile import load_profile, shipped_profiles
+    from replicast.sim.report.numbers import dollars
+    from replicast.sim.report.text import table
+
+    shipped = [load_profile(name) for name in shipped_profiles()]
+    rows = [
+        [p.name, p.status, p.model, p.gpu, p.vllm_version, dollars(p.price_usd_per_hour)] for p in shipped
+    ]
+    click.echo(table(["name", "status", "model", "GPU", "vLLM", "$/h"], rows, left=[0, 1, 2, 3]))
+
+
+@profile.command("show")
+@click.argument("name", metavar="NAME|FILE")
+def show_profile(name: str) -> None:
+    """One profile as TOML, to look at or to start your own from.
+
+    \b
+    replicast profile show qwen3.6-35b-h200 > my-server.toml
+    """
+    from replicast.calibration.profile import SHIPPED, load_profile, profile_text, shipped_profiles
+
+    loaded = load_profile(name)
+    if name in shipped_profiles():  # as it lies there, its comments included
+        click.echo((SHIPPED / f"{name}.toml").read_text(encoding="utf-8"), nl=False)
+    else:
+        click.echo(profile_text(loaded), nl=False)
