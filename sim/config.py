@@ -88,6 +88,10 @@ class EngineArgs:
     num_speculative_tokens: int | None = None
     spec_accept: tuple[int, ...] | None = None
     num_lookahead_tokens: int | None = None
+    max_num_scheduled_tokens: int | None = None
+    max_num_active_seqs: int | None = None
+    long_prefill_token_threshold_adaptive: bool | None = None
+    prefill_schedule_interval: int | None = None
 
 
 class Field(NamedTuple):
@@ -131,4 +135,8 @@ FIELDS: tuple[Field, ...] = (
     Field("num_speculative_tokens", "int", "Draft tokens of a verification; 0 is no speculation."),
     Field("spec_accept", "ints", "Accepted drafts of each verification, cycled: 2,0,3."),
     Field("num_lookahead_tokens", "int", "KV slots past the query (0 for n-gram drafts)."),
+    Field("max_num_scheduled_tokens", "int", "Token budget of a step where drafts lower it."),
+    Field("max_num_active_seqs", "int", "Seats below max_num_seqs (from 0.33)."),
+    Field("long_prefill_token_threshold_adaptive", "bool", "Raise the threshold when few wait (from 0.33)."),
+    Field("prefill_schedule_interval", "int", "Steps between prefill steps while a decode runs (from 0.33)."),
 )

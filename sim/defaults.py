@@ -95,7 +95,7 @@ def rules_of(version: str) -> tuple[Rules, str | None]:
     """
     text = version.strip().removeprefix("v")
     suffix = r"(?:\.?(?:a|b|rc|post|dev)\d*)*(?:\+[A-Za-z0-9.]+)?"
-    match = re.fullmatch(rf"(\d{{1,4}})\.(\d{{1,4}})(?:\.(\d{{1,4}}))?{suffix}", text)
+    match = re.fullmatch(rf"(\d{{1,4}})\.(\d{{1,4}})(?:\.(\d{{1,4}}))?{suffix}", text, re.ASCII)
     if match is None:
         raise InputError(
             f"vllm_version {version!r} is not a vLLM version", remedy="Give one such as 0.33.0 or v0.25.1."
@@ -229,8 +229,14 @@ def resolve(flags: EngineArgs, profile: EngineArgs | None = None) -> ResolvedCon
         spec_accept=accept,
         num_lookahead_tokens=lookahead,
         rules=rules,
+        max_num_scheduled_tokens=layers.take("max_num_scheduled_tokens", None, "the whole budget"),
+        max_num_active_seqs=layers.take("max_num_active_seqs", None, "max_num_seqs"),
+        long_prefill_token_threshold_adaptive=layers.take("long_prefill_token_threshold_adaptive", False),
+        prefill_schedule_interval=layers.take("prefill_schedule_interval", 1),
     )
     verify(config)
+    if rules == "0.25.1" and config.prefill_schedule_interval > 1:
+        warnings.append("prefill_schedule_interval does nothing for one engine below 0.33")
     return ResolvedConfig(
         config, version, name or None, cast(EntryPoint, entry), layers.origins, tuple(warnings)
     )
@@ -243,6 +249,20 @@ def verify(config: EngineConfig) -> None:
     _at_least("max_num_batched_tokens", c.max_num_batched_tokens, 1)
     _at_least("max_num_seqs", c.max_num_seqs, 1)
     _at_least("long_prefill_token_threshold", c.long_prefill_token_threshold, 0)
+    _at_least("prefill_schedule_interval", c.prefill_schedule_interval, 1)
+    for name in ("max_num_scheduled_tokens", "max_num_active_seqs"):
+        if getattr(c, name) is not None:
+            _at_least(name, getattr(c, name), 1)
+    if (c.max_num_scheduled_tokens or 0) > c.max_num_batched_tokens:
+        raise InputError(
+            f"max_num_scheduled_tokens ({c.max_num_scheduled_tokens}) is above max_num_batched_tokens "
+            f"({c.max_num_batched_tokens})"
+        )
+    if c.rules == "0.25.1" and (c.max_num_active_seqs or c.long_prefill_token_threshold_adaptive):
+        raise InputError(
+            "max_num_active_seqs and long_prefill_token_threshold_adaptive are not known to vLLM below 0.33",
+            remedy="Leave them out, or give --vllm-version 0.33.0.",
+        )
     _choice("scheduling_policy", c.scheduling_policy, get_args(Policy))
     if not (0 <= c.watermark < 1):
         raise InputError(f"watermark is {c.watermark}, must be at least 0 and below 1")
