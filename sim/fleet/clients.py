@@ -22,10 +22,14 @@ Send = Callable[[int, int], None]
 
 @dataclass(slots=True)
 class _Live:
-    """A session under way. `missing[t]` replies are still to come before turn t is due."""
+    """A session under way.
+
+    `missing[t]` replies are still to come before turn t is due; `dependents` are the turns that wait for
+    a reply (turns that are sent by the clock wait for none).
+    """
 
     missing: list[int]
-    dependents: list[list[int]]
+    dependents: dict[int, list[int]]
     pending: int  # turns due or in flight
     truncated: bool = False
 
@@ -81,9 +85,11 @@ class Clients:
             self._await_arrival()
 
     def _start_closed(self) -> None:
-        assert self._fleet.sessions is not None and self._fleet.stagger_s is not None
-        live = min(self._fleet.sessions, len(self._sessions))
-        starts = np.sort(self._rng.uniform(0.0, self._fleet.stagger_s, size=live))
+        sessions, stagger_s = self._fleet.sessions, self._fleet.stagger_s
+        assert sessions is not None
+        assert stagger_s is not None
+        live = min(sessions, len(self._sessions))
+        starts = np.sort(self._rng.uniform(0.0, stagger_s, size=live))
         for start_s in starts - starts[0] if live else starts:
             Call(self._clock, ticks(float(start_s)), ARRIVAL, self._start_next)
         self._next_session = live
@@ -104,10 +110,12 @@ class Clients:
 
     def _open_session(self, index: int) -> _Live:
         turns = self._sessions[index].turns
-        dependents: list[list[int]] = [[] for _ in turns]
+        by_clock = self._fleet.loop == "open"
+        dependents: dict[int, list[int]] = {}
         for t, turn in enumerate(turns):
-            for before in turn.depends_on:
-                dependents[before].append(t)
+            if not (by_clock and turn.arrival_s is not None):
+                for before in turn.depends_on:
+                    dependents.setdefault(before, []).append(t)
         live = _Live([len(turn.depends_on) for turn in turns], dependents, 0)
         self._live[index] = live
         self.num_started += 1
@@ -128,14 +136,7 @@ class Clients:
         if live is None:
             live = self._open_session(index)
             live.pending = self._timed_turns.pop(index)
-            if self._fleet.loop == "open":
-                self._untie_timed_turns(index, live)
         self._send_or_drop(index, turn_index)
-
-    def _untie_timed_turns(self, index: int, live: _Live) -> None:
-        """Turns with a recorded arrival wait for no reply."""
-        timed = [turn.arrival_s is not None for turn in self._sessions[index].turns]
-        live.dependents = [[t for t in after if not timed[t]] for after in live.dependents]
 
     def _due(self, event: Call) -> None:
         if not self.stopped:
@@ -155,7 +156,7 @@ class Clients:
             self.num_truncated += 1
         if not live.truncated:
             turns = self._sessions[index].turns
-            for t in live.dependents[turn_index]:
+            for t in live.dependents.get(turn_index, ()):
                 live.missing[t] -= 1
                 if not live.missing[t]:
                     live.pending += 1

@@ -47,8 +47,8 @@ class FleetConfig:
     `sessions`: live sessions of a closed loop; None means 10 a replica. `loop`: None means open where
     all sessions have a recorded start and `sessions` is not given, else closed.
     `stagger_s`: the first live sessions start at uniform random times within it, because sessions that
-    all start at once meet each other in step for a long while; 0 starts them together, None means 60 s, or the
-    delays of a mean session added up where those are less.
+    all start at once meet each other in step for a long while; 0 starts them together, None means 60 s, or
+    the delays of a mean session added up where those are less.
     `think_cap_s` caps the human part of a turn's delay (the whole delay where its parts are unknown).
     `warmup_s`: the measured part begins there; None lets `run.py` decide and say so. At `horizon_s` clients
     stop sending; requests in flight get `cooldown_s` more to finish, then they count as unfinished.

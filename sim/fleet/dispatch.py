@@ -115,10 +115,16 @@ class Dispatcher:
 
     def on_finished(self, finished: list[Request]) -> None:
         """A step of some replica finished these requests now."""
-        Call(self._clock, self._delivery, REPLY, self._replied, finished)
+        if self._delivery:
+            Call(self._clock, self._delivery, REPLY, self._delivered, finished)
+        else:
+            self._reply(finished)
 
-    def _replied(self, event: Call) -> None:
-        for request in event.about:
+    def _delivered(self, event: Call) -> None:
+        self._reply(event.about)
+
+    def _reply(self, finished: list[Request]) -> None:
+        for request in finished:
             self.num_finished += 1
             self._close(request, RecordStatus.FINISHED)
         if self._progress is not None:

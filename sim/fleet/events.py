@@ -8,8 +8,11 @@ SimPy time is whole ticks. At one tick, in this order:
     BEGIN     engines take in what arrived and start their next steps
 
 so a step that begins at a tick sees every seat, reply and arrival of that tick, as in vLLM's loop.
-Within one kind, first scheduled goes first. Plain callbacks instead of SimPy processes: no generator
-is resumed for a request.
+Within one kind, first scheduled goes first.
+
+Two shortcuts change nothing: replies that need no delivery time follow in the COMPLETE itself, and a step
+begins in the event at hand if no other is left at the tick (so an ARRIVAL hands over one request
+at most, and last). Plain callbacks instead of SimPy processes: no generator is resumed for a request.
 """
 
 from __future__ import annotations

@@ -34,21 +34,21 @@ class Replica:
         self._begins = False
 
     def submit(self, request: Request) -> None:
-        """Hand `request` to the engine now."""
+        """Hand `request` to the engine now: the last thing that an ARRIVAL does."""
         now = self._clock.tick
         engine = self.engine
         engine.submit(request, now)
-        self.timeline.look(now, engine)
         if engine.next_tick is None:
-            self._begin_after_arrivals()
+            self._begin_after_arrivals(now)
         else:
-            self._arm()
+            self._arm(now)
+            self.timeline.look(now, engine)
 
-    def _arm(self) -> None:
+    def _arm(self, now: Tick) -> None:
         tick = self.engine.next_tick
         if tick is not None and tick != self._armed:
             self._armed = tick
-            Call(self._clock, tick - self._clock.tick, COMPLETE, self._complete)
+            Call(self._clock, tick - now, COMPLETE, self._complete)
 
     def _complete(self, _: Call) -> None:
         now = self._clock.tick
@@ -59,19 +59,23 @@ class Replica:
         finished = engine.complete(now)
         if finished:
             self._on_finished(finished)
+        self._begin_after_arrivals(now)
+
+    def _begin_after_arrivals(self, now: Tick) -> None:
+        """Begin once nothing more can happen at this tick: at once, if nothing more is scheduled for it."""
+        if self._begins:
+            return
         if self._clock.peek() > now:
-            self._begin()
+            self._begin(now)
         else:
-            self._begin_after_arrivals()
-
-    def _begin_after_arrivals(self) -> None:
-        if not self._begins:
             self._begins = True
-            Call(self._clock, 0, BEGIN, self._begin)
+            Call(self._clock, 0, BEGIN, self._begin_now)
 
-    def _begin(self, _: Call | None = None) -> None:
+    def _begin_now(self, _: Call) -> None:
         self._begins = False
-        now = self._clock.tick
+        self._begin(self._clock.tick)
+
+    def _begin(self, now: Tick) -> None:
         self.engine.begin(now)
-        self._arm()
+        self._arm(now)
         self.timeline.look(now, self.engine, begun=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import fields
@@ -125,7 +124,8 @@ class _Run:
 
     def _warm(self) -> bool:
         live, stagger_s = self._fleet.sessions, self._fleet.stagger_s
-        assert live is not None and stagger_s is not None
+        assert live is not None
+        assert stagger_s is not None
         return self._clients.num_finished >= live and self._clock.tick >= ticks(stagger_s)
 
     def _mark(self, tick: Tick) -> _Mark:
@@ -137,7 +137,7 @@ class _Run:
             [copy(replica.engine.stats) for replica in self._replicas],
         )
 
-    def _run_until(self, tick: float) -> None:
+    def _run_until(self, tick: Tick) -> None:
         """Process all events before `tick`."""
         clock = self._clock
         while clock.peek() < tick:
@@ -162,7 +162,7 @@ class _Run:
                 self._run_until(horizon + ticks(fleet.cooldown_s))
                 cut = horizon + ticks(fleet.cooldown_s)
                 return self._mark(cut if self._dispatcher.num_in_flight else max(horizon, self._clock.tick))
-        self._run_until(math.inf)
+        self._clock.run()
         return self._mark(self._clock.tick)
 
     def result(self) -> RunResult:
