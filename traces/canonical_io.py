@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -35,6 +35,7 @@ MAX_TOKENS = 10_000_000
 SKIP_HINT = "Correct the row, or pass --skip-bad-rows to leave it out and count it."
 
 Tokens = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
+PromptTokens = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
 Duration = Annotated[float, Meta(ge=0)]
 Run = Annotated[list[int], Meta(min_length=2, max_length=2)]
 
@@ -57,7 +58,7 @@ class _RequestRow(Struct, kw_only=True):
     tool_s: Duration | None = None
     think_s: Duration | None = None
     trigger: str | None = None
-    prompt_tokens: Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
+    prompt_tokens: PromptTokens
     output_tokens: Tokens
     reasoning_tokens: Tokens | None = None
     model: str | None = None
@@ -106,7 +107,7 @@ _decode_session = msgspec.json.Decoder(_SessionRow).decode
 _decode_end = msgspec.json.Decoder(_EndRow).decode
 _encode = msgspec.json.Encoder().encode
 
-_BAD_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+BAD_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 def read_canonical(path: Path | str) -> CanonicalTrace:
@@ -145,7 +146,7 @@ def parse(
                 line = _other(text)
             if lossless:
                 _keep_extra(line, _decode_any(text))
-        except _BAD_JSON as error:
+        except BAD_JSON as error:
             if not skip_bad_rows:
                 raise bad_row(error, place) from None
             if report is not None:
@@ -178,7 +179,7 @@ def _header(path: Path, number: int, text: bytes, *, lossless: bool) -> Header:
     try:
         row = _decode_header(text)
         raw = _decode_any(text) if lossless else {}
-    except _BAD_JSON as error:
+    except BAD_JSON as error:
         raise InputError(
             f"no canonical header ({error})", where=place, remedy='The first line must be {"canon": 1, …}.'
         ) from None
@@ -201,7 +202,7 @@ def _request(row: _RequestRow) -> TraceRequest:
     prefix: BlockPrefix | CountPrefix | None = None
     if source is not None:
         if source.add is not UNSET and source.keep is not UNSET:
-            prefix = BlockPrefix(source.base, source.keep, cast(list[list[int]], source.add))
+            prefix = BlockPrefix(source.base, source.keep, source.add)
         elif source.keep_tokens is not UNSET:
             prefix = CountPrefix(source.base, source.keep_tokens, source.how)
         else:

@@ -11,8 +11,9 @@ Format = Literal["canonical", "weka", "claude-code", "mooncake"]
 FORMATS: tuple[Format, ...] = ("canonical", "weka", "claude-code", "mooncake")
 
 _LINES_LOOKED_AT = 50
-_CLAUDE_KINDS = frozenset(
-    ["user", "assistant", "system", "progress", "queue-operation", "file-history-snapshot", "attachment", "ai-title", "mode", "summary"]
+_CLAUDE_KINDS = ("user", "assistant", "system", "progress", "attachment", "ai-title", "mode", "summary") + (
+    "queue-operation",
+    "file-history-snapshot",
 )
 _decode = msgspec.json.Decoder().decode
 

@@ -18,6 +18,9 @@ from replicast.traces import canonical_io
 from replicast.traces.canonical import CanonicalTrace
 from replicast.traces.detect import FORMATS, Format, detect
 from replicast.traces.files import FileBytes, read_file
+from replicast.traces.formats.claude_code import read_claude_code
+from replicast.traces.formats.mooncake import read_mooncake
+from replicast.traces.formats.weka import read_weka
 from replicast.traces.report import ImportReport, InputFile
 from replicast.traces.turns import Builder
 
@@ -129,7 +132,11 @@ def _gather(
     for path in map(Path, paths):
         if path.is_dir():
             inside = 0
-            for member in sorted(p for p in path.rglob("*") if p.name.endswith(_SUFFIXES) and p.is_file()):
+            for member in sorted(
+                p
+                for p in path.rglob("*")
+                if p.name.endswith(_SUFFIXES) and not p.name.endswith(".meta.json") and p.is_file()
+            ):
                 file = read_file(member, salvage=salvage)
                 known = detect(file)
                 if known is None or (format is not None and known != format):
@@ -187,4 +194,9 @@ def _read_canonical(files: Sequence[FileBytes], report: ImportReport, skip: bool
     return traces
 
 
-_READERS: dict[Format, Reader] = {"canonical": _read_canonical}
+_READERS: dict[Format, Reader] = {
+    "canonical": _read_canonical,
+    "weka": read_weka,
+    "claude-code": read_claude_code,
+    "mooncake": read_mooncake,
+}

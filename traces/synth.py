@@ -36,11 +36,15 @@ from replicast.traces.synth_fit import Bools, Floats, Quantiles, SynthSpec
 from scipy.special import ndtri
 
 LARGE_WINDOW = 950_000  # tokens at which a 1M-token window compacts
-SMALL_WINDOW = (150_000, 166_000)  # the same for 200K
+SMALL_WINDOW = (156_000, 174_000)  # the same for 200K
 LARGE_FIRST = 160_000  # a first prompt above it belongs to a large window
-EARLY_TURNS = 4  # a fresh session reads files first
+EARLY_TURNS = 6  # a fresh session reads files first
+PLANS_DRAWN = 40
+COMPACTED, PACE_SPREAD = 0.3, 0.35  # rough, to tell plans apart
+FIRST_LEAN, PACE_LEAN = -0.4, -0.3  # longer continuations start lower; longer sessions grow slower
 GOLDEN = (5**0.5 - 1) / 2
-SESSION_WEIGHT, REPLY_WEIGHT, EARLY_WEIGHT = 0.4, 0.4, 1.0  # in the rank of a turn's growth, noise 1
+STEPS = (GOLDEN, 2**0.5, 3**0.5, 7**0.5)  # irrational and unrelated
+PACE_WEIGHT, REPLY_WEIGHT, EARLY_WEIGHT = 0.4, 0.4, 1.5  # in the rank of a turn's growth, noise 1
 BROKEN_BELOW = 0.45  # of the prompt: a re-prefill keeps less than half
 EDITED_AT = (0.52, 0.75)  # of the prompt: a deep edit keeps more than half
 GROUP_SKEW = 0.55  # Zipf: the commonest of 343 groups then holds 25 of 710 sessions
@@ -65,6 +69,7 @@ class _Plan:
     window: int
     group: int
     shared: int
+    pace: float  # of its growth, standard normal over sessions
     subagents: int = 0
 
 
@@ -100,7 +105,7 @@ def generate(spec: SynthSpec, sessions: int, seed: int) -> CanonicalTrace:
         launches = _launches(spec, plan, launch_rng)
         lines += _main_session(f"synth_{number:04d}", plan, draws, first, launches, subagents)
         first += plan.turns
-    return CanonicalTrace(header, lines)
+    return CanonicalTrace(header, lines, [f"synth line {number}" for number in range(2, len(lines) + 2)])
 
 
 def compare(spec: SynthSpec, stats: TraceStats) -> list[Row]:
@@ -184,11 +189,19 @@ def _marked(rng: np.random.Generator, among: Bools, share: float) -> Bools:
     return out
 
 
+def _leaning(u: Floats, even: Floats, lean: float) -> Floats:
+    """Standard normal scores from `even`, correlated with those of `u` by `lean`."""
+    return np.asarray(lean * ndtri(u) + (1 - lean**2) ** 0.5 * ndtri(even))
+
+
 def _plan(spec: SynthSpec, sessions: int, seed: int) -> list[_Plan]:
     rng = np.random.default_rng([seed, 1])
     continued = round(spec.continued_share * sessions)
-    plans = _plans_of(spec, rng, sessions - continued, fresh=True)
-    plans += _plans_of(spec, rng, continued, fresh=False)
+    drawn = [
+        _plans_of(spec, rng, sessions - continued, fresh=True) + _plans_of(spec, rng, continued, fresh=False)
+        for _ in range(PLANS_DRAWN)
+    ]
+    plans = _most_typical(spec, drawn)
     plans = [plans[i] for i in rng.permutation(sessions)]
     parents = round(spec.subagent_share * sessions)
     counts = np.maximum(1, np.round(_shuffled(rng, spec.subagents, parents) * spec.subagent_scale))
@@ -197,14 +210,32 @@ def _plan(spec: SynthSpec, sessions: int, seed: int) -> list[_Plan]:
     return plans
 
 
+def _most_typical(spec: SynthSpec, drawn: list[list[_Plan]]) -> list[_Plan]:
+    """The plans whose prompts, were growth even, come nearest to the mean of all that were drawn."""
+    growth = spec.growth.mean() * spec.growth_scale * spec.prompt_scale
+    measured = []
+    for plans in drawn:
+        turns = np.array([plan.turns for plan in plans])
+        first, window, pace = (
+            np.repeat([getattr(plan, name) for plan in plans], turns) for name in ("first", "window", "pace")
+        )
+        age = np.concatenate([np.arange(n) for n in turns])
+        low = COMPACTED * window
+        prompt = first + age * growth * np.exp(PACE_SPREAD * pace)
+        prompt = np.where(prompt > window, low + (prompt - low) % (window - low), prompt)
+        measured.append(np.log([*np.quantile(prompt, (0.5, 0.9, 0.99)), first.mean()]))
+    table = np.array(measured)
+    return drawn[int(np.argmin(np.abs(table - table.mean(axis=0)).max(axis=1)))]
+
+
 def _plans_of(spec: SynthSpec, rng: np.random.Generator, n: int, *, fresh: bool) -> list[_Plan]:
     u = _strata(rng, n)
     turns = (spec.turns_fresh if fresh else spec.turns_continued).at(u) * spec.turns_scale
     # Golden-ratio sequences run evenly through every stretch of sessions sorted by length.
-    even = [(np.arange(n) * step + rng.uniform()) % 1 for step in (GOLDEN, GOLDEN**2 * 2**0.5, 3**0.5)]
-    lean = 0.0 if fresh else -0.35
-    score = lean * ndtri(u) + (1 - lean**2) ** 0.5 * ndtri(np.clip(even[0], 1e-6, 1 - 1e-6))
-    first = _ranked((spec.first_fresh if fresh else spec.first_continued).at(_strata(rng, n)), score)
+    even = [np.clip((np.arange(n) * step + rng.uniform()) % 1, 1e-6, 1 - 1e-6) for step in STEPS]
+    first_rank = _leaning(u, even[0], 0.0 if fresh else FIRST_LEAN)
+    first = _ranked((spec.first_fresh if fresh else spec.first_continued).at(_strata(rng, n)), first_rank)
+    pace = _leaning(u, even[3], PACE_LEAN)
     large = even[1] < (spec.large_context_share if fresh else spec.large_context_share_continued)
     large |= first > LARGE_FIRST
     small_window = SMALL_WINDOW[0] + (SMALL_WINDOW[1] - SMALL_WINDOW[0]) * even[2]
@@ -219,7 +250,8 @@ def _plans_of(spec: SynthSpec, rng: np.random.Generator, n: int, *, fresh: bool)
         if fresh:  # a fresh prompt is its tools and system text, and a task
             start = max(start, round(shared * 1.06) + 100)
         start = min(start, limit)
-        plans.append(_Plan(fresh, max(1, round(turns[i])), start, limit, int(group[i]), min(shared, start)))
+        length, key = max(1, round(turns[i])), int(group[i])
+        plans.append(_Plan(fresh, length, start, limit, key, min(shared, start), float(pace[i])))
     return plans
 
 
@@ -237,9 +269,9 @@ def _draw(spec: SynthSpec, plans: list[_Plan], seed: int) -> _Draws:
     later = np.ones(n, dtype=bool)
     later[np.cumsum([0, *lengths[:-1]])] = False
     output = rng[0].permutation(_strata(rng[0], n))
-    session = np.repeat(ndtri(rng[1].permutation(_strata(rng[1], len(plans)))), lengths)
+    pace = np.repeat([plan.pace for plan in plans], lengths)
     early = np.concatenate([(np.arange(plan.turns) <= EARLY_TURNS) & plan.fresh for plan in plans])
-    score = SESSION_WEIGHT * session + REPLY_WEIGHT * np.roll(ndtri(output), 1) + EARLY_WEIGHT * early
+    score = PACE_WEIGHT * pace + REPLY_WEIGHT * np.roll(ndtri(output), 1) + EARLY_WEIGHT * early
     score += rng[2].standard_normal(n)
     human = rng[3].permutation(n) < round(spec.human_share * n)
     gap_s = np.empty(n)

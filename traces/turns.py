@@ -32,7 +32,7 @@ from replicast.traces.content import (
 from replicast.traces.report import ImportReport
 
 
-class BadRow(Exception):
+class BadRowError(Exception):
     """A row that cannot be used: a short reason to count by, and the whole story."""
 
     def __init__(self, reason: str, what: str) -> None:
@@ -74,7 +74,7 @@ class Builder:
             if isinstance(line, TraceRequest):
                 try:
                     node = self._open(line, place, trace)
-                except BadRow as bad:
+                except BadRowError as bad:
                     self._bad(bad, place)
                     continue
                 root = node.context.root or node.context
@@ -91,12 +91,12 @@ class Builder:
                 out.append(session)
         return out
 
-    def _bad(self, bad: BadRow, place: str) -> None:
+    def _bad(self, bad: BadRowError, place: str) -> None:
         if not self._skip:
             raise InputError(str(bad), where=place, remedy=SKIP_HINT) from None
         self._report.dropped[bad.reason] += 1
 
-    def _bad_session(self, bad: BadRow, place: str) -> None:
+    def _bad_session(self, bad: BadRowError, place: str) -> None:
         self._bad(bad, place)
         self._report.rows_read += 1  # only requests count as rows, unless they are dropped
 
@@ -107,9 +107,9 @@ class Builder:
                 continue
             try:
                 if line.session in self._contexts:
-                    raise BadRow("duplicate session", f"session {line.session!r} was there before")
+                    raise BadRowError("duplicate session", f"session {line.session!r} was there before")
                 _check_shared(line)
-            except BadRow as bad:
+            except BadRowError as bad:
                 self._bad_session(bad, place)
                 continue
             context = Context(line, place, Growing(self._streams), Growing(self._streams))
@@ -121,7 +121,7 @@ class Builder:
         for context in opened:
             try:
                 context.root = self._root(context)
-            except BadRow as bad:
+            except BadRowError as bad:
                 self._bad_session(bad, context.place)
                 del self._contexts[context.session.session]
                 continue
@@ -139,9 +139,11 @@ class Builder:
         root: Context | None = None
         while parent is not None:
             if parent in seen:
-                raise BadRow("cycle of parents", f"session {context.session.session!r} is its own ancestor")
+                raise BadRowError(
+                    "cycle of parents", f"session {context.session.session!r} is its own ancestor"
+                )
             if parent not in self._contexts:
-                raise BadRow("unknown parent", f"parent {parent!r} is no session of this trace")
+                raise BadRowError("unknown parent", f"parent {parent!r} is no session of this trace")
             seen.add(parent)
             root = self._contexts[parent]
             parent = root.session.parent
@@ -162,27 +164,29 @@ class Builder:
 
     def _open(self, request: TraceRequest, place: str, trace: CanonicalTrace) -> Node:
         if request.id in self._nodes:
-            raise BadRow("duplicate id", f"request {request.id!r} was there before")
+            raise BadRowError("duplicate id", f"request {request.id!r} was there before")
         context = self._contexts.get(request.session)
         if context is None:
-            raise BadRow(
+            raise BadRowError(
                 "unknown session", f"request {request.id!r} is of unknown session {request.session!r}"
             )
         turns = context.nodes
         if request.turn != len(turns):
-            raise BadRow("turns not contiguous", f"turn {request.turn} where turn {len(turns)} should be")
+            raise BadRowError(
+                "turns not contiguous", f"turn {request.turn} where turn {len(turns)} should be"
+            )
         prefix = request.prefix
         base = turns[-1] if turns else None
         if prefix is not None and prefix.base is not None:
             base = self._nodes.get(prefix.base)
             if base is None:
-                raise BadRow(
+                raise BadRowError(
                     "unknown base", f"prefix base {prefix.base!r} is no earlier request of this trace"
                 )
         try:
             node = open_node(request, place, context, base, trace.header, self._streams)
         except PrefixError as error:
-            raise BadRow("bad prefix", str(error)) from None
+            raise BadRowError("bad prefix", str(error)) from None
         for name in self._waits_for(request, context):
             self._check_wait(name, node, trace)
         self._nodes[request.id] = node
@@ -205,17 +209,17 @@ class Builder:
                 isinstance(line, TraceRequest) and line.id == name for line in trace.lines
             )
             if later:
-                raise BadRow(
+                raise BadRowError(
                     "wait_for is not earlier",
                     f"{node.request.id!r} waits for {name!r}, which does not come before it:"
                     " a cycle, or lines out of order",
                 )
-            raise BadRow(
+            raise BadRowError(
                 "unknown wait_for",
                 f"{node.request.id!r} waits for {name!r}, which is no request of this trace",
             )
         if (found.context.root or found.context) is not (context.root or context):
-            raise BadRow(
+            raise BadRowError(
                 "wait_for outside the session", f"{node.request.id!r} waits for {name!r} of another session"
             )
 
@@ -341,7 +345,7 @@ def _check_shared(session: TraceSession) -> None:
         return
     group, tokens = shared.get("group"), shared.get("tokens")
     if not isinstance(group, str) or not isinstance(tokens, int) or not 0 <= tokens <= MAX_TOKENS:
-        raise BadRow("bad value", 'shared_prefix needs {"group": text, "tokens": whole number >= 0}')
+        raise BadRowError("bad value", 'shared_prefix needs {"group": text, "tokens": whole number >= 0}')
 
 
 def _pattern(models: str | None) -> re.Pattern[str] | None:
