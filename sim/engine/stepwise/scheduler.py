@@ -26,68 +26,21 @@ pipeline and data parallelism, hybrid models.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, cast
 
 from replicast.sim.config import EngineConfig
 from replicast.sim.engine import EngineStats
-from replicast.sim.engine.stepwise.block_hash import BlockHashes
-from replicast.sim.engine.stepwise.kv_cache import KVCacheManager, RequestBlocks
+from replicast.sim.engine.stepwise.kv_cache import KVCacheManager
+from replicast.sim.engine.stepwise.output import (
+    Admission,
+    RequestOutput,
+    ScheduledRow,
+    SchedulerOutput,
+    SchedulingState,
+    new_state,
+    state_of,
+)
 from replicast.sim.engine.stepwise.request_queue import create_request_queue
 from replicast.sim.request import Request, RequestStatus
-
-Admission = Literal["new", "resumed"]
-
-
-class ScheduledRow(NamedTuple):
-    """What one request does in a step."""
-
-    request: Request
-    num_scheduled_tokens: int
-    num_computed_tokens: int  # before the step, prefix hits included
-    num_tokens: int  # known before the step
-    num_draft_tokens: int  # among the scheduled tokens
-    num_sampled_tokens: int  # that the step will give it, 0 for a chunk that is not the last
-    admitted: Admission | None  # it came out of `waiting` in this step
-
-
-@dataclass(slots=True)
-class SchedulerOutput:
-    """One step: rows in vLLM's order, and the requests preempted to make room, in that order."""
-
-    rows: list[ScheduledRow]
-    preempted: list[Request]
-
-    @property
-    def total_num_scheduled_tokens(self) -> int:
-        """Tokens of all rows."""
-        return sum(row.num_scheduled_tokens for row in self.rows)
-
-
-class RequestOutput(NamedTuple):
-    """Tokens delivered to one request by one update."""
-
-    request: Request
-    num_new_tokens: int
-    finished: bool
-
-
-@dataclass(slots=True)
-class SchedulingState:
-    """What only the scheduler knows of a request."""
-
-    blocks: RequestBlocks
-    max_tokens: int  # the length limit it can foresee
-    num_draft_tokens: int = 0  # proposed for its next step
-    num_verifications: int = 0
-    num_output_placeholders: int = 0  # tokens that steps in flight will give it
-    num_in_flight_tokens: int = 0
-    num_stale_output_tokens: int = 0  # those in flight since before its preemption
-    is_prefill_chunk: bool = False  # its last step sampled nothing
-
-
-def state_of(request: Request) -> SchedulingState:
-    """The scheduler's own record of a request it holds."""
-    return cast(SchedulingState, request.state)
 
 
 @dataclass(slots=True)
@@ -141,17 +94,7 @@ class Scheduler:
 
     def add_request(self, request: Request) -> None:
         """Take in a request (QUEUED)."""
-        limit = self.config.max_model_len - request.num_prompt_tokens
-        hashes = BlockHashes(
-            request.prompt,
-            request.output,
-            request.max_tokens,
-            self.config.block_size,
-            private_stream=-1 - request.request_id,
-        )
-        # A request that will end by EOS was sent with a limit it does not reach.
-        max_tokens = max(limit, 1) if request.stops_at_eos else request.max_tokens
-        request.state = SchedulingState(RequestBlocks(hashes), max_tokens)
+        request.state = new_state(request, self.config)
         request.status = RequestStatus.WAITING
         self.waiting.add(request)
 
@@ -367,15 +310,8 @@ class Scheduler:
         if self.config.async_scheduling:
             state.num_output_placeholders += 1 + row.num_draft_tokens
             state.num_draft_tokens = self.config.num_speculative_tokens
-        return row._replace(num_sampled_tokens=1 + self._num_accepted(state, row.num_draft_tokens))
-
-    def _num_accepted(self, state: SchedulingState, num_drafts: int) -> int:
-        if not num_drafts:
-            return 0
-        accept = self.config.spec_accept
-        accepted = accept[state.num_verifications % len(accept)]
-        state.num_verifications += 1
-        return min(accepted, num_drafts)
+        accepted = state.num_accepted(row.num_draft_tokens, self.config.spec_accept)
+        return row._replace(num_sampled_tokens=1 + accepted)
 
     # update_from_output()
 

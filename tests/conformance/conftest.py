@@ -1,0 +1,8 @@
+"""Lets the tests import what `replay.py` imports as a script."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))

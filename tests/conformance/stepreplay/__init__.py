@@ -1,0 +1,1 @@
+"""Replays recorded workloads and says whether an engine makes vLLM's own steps."""
