@@ -309,7 +309,7 @@ def _main_session(
 ) -> Iterator[Line]:
     """Lines of a session and its sub-agents, each request after those it waits for."""
     shared = {"group": f"synth/{plan.group}", "tokens": plan.shared}
-    yield TraceSession(session=name, shared_prefix=shared)
+    yield TraceSession(session=name, kind="root", shared_prefix=shared)
     prompt, keep = plan.first, 0
     how: How = "shared_prefix"
     joined: list[str] = []
@@ -362,14 +362,15 @@ class _Subagents:
         self._turns = _shuffled(rng, spec.subagent_turns, count)
         self._task = _shuffled(rng, spec.subagent_task, count) * spec.prompt_scale
         self._last = _shuffled(rng, spec.subagent_last, count) * spec.prompt_scale
-        self._shared = round(spec.subagent_shared_tokens * spec.prompt_scale)
+        shared = round(spec.subagent_shared_tokens * spec.prompt_scale)
+        self._shared = min(shared, spec.max_prompt_tokens - 1)
 
     def next(self, parent: str, after: str, group: int) -> tuple[TraceSession, list[TraceRequest]]:
         """The session line of the next sub-agent and its requests."""
         number, spec, rng = self._number, self._spec, self._rng
         self._number += 1
         name, turns = f"{parent}/agent_{number:03d}", max(1, round(self._turns[number]))
-        first = self._shared + max(1, round(self._task[number]))
+        first = min(self._shared + max(1, round(self._task[number])), spec.max_prompt_tokens)
         steps = np.cumsum(np.concatenate([[0.0], rng.exponential(size=turns - 1)]))
         span = min(self._last[number], spec.max_prompt_tokens) - first
         prompts = [first + round(max(span, 0) * step / (steps[-1] or 1)) for step in steps]
