@@ -50,7 +50,8 @@ CREATE VIEW vllm_metric_samples AS
          json_extract_string(m.labels, '$.engine') AS engine, m.value
   FROM metric_samples m JOIN metric_scrapes s USING (scrape_id) JOIN collector_sessions c USING (session_id);
 CREATE VIEW vllm_metric_deltas AS
-  SELECT *, value - lag(value) OVER (PARTITION BY session_id, metric, labels ORDER BY sequence_number) AS delta
+  SELECT *, value - lag(value) OVER (
+    PARTITION BY session_id, metric, labels ORDER BY sequence_number) AS delta
   FROM vllm_metric_samples;
 """
 
@@ -273,8 +274,8 @@ def _write_session(
     )
     connection.register("scrapes_frame", scrapes)  # type: ignore[attr-defined]
     execute(
-        "INSERT INTO metric_scrapes SELECT id, session, sequence, to_timestamp(at_s), duration, status, error, "
-        "samples FROM scrapes_frame ORDER BY id"
+        "INSERT INTO metric_scrapes SELECT id, session, sequence, to_timestamp(at_s), duration, status, "
+        "error, samples FROM scrapes_frame ORDER BY id"
     )
     if keys:
         key_frame = pd.DataFrame(

@@ -84,7 +84,7 @@ class Histogram:
 
 @dataclass(frozen=True, slots=True)
 class Gauge:
-    """A gauge over a window. `times_s` count from the level's start; empty when only mean and peak are known."""
+    """A gauge over a window; `times_s` (from its start) is empty where only mean and peak are known."""
 
     mean: float | None
     peak: float | None

@@ -16,6 +16,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median
+from typing import Any
 
 from replicast.calibration.buckets import differences
 from replicast.calibration.sweep import HISTOGRAM_FIELDS, Gauge, Given, Histogram, SweepLevel
@@ -107,11 +108,9 @@ class CounterWindow:
         notes = list(self.notes)
         window_s = self.stop_s - self.start_s
         load = load_s if load_s is not None else load_seconds(window_s)
-        histograms: dict[str, Histogram | None] = {}
-        for name, metric in HISTOGRAMS.items():
-            histogram = histogram_of(self.totals, metric, notes)
-            # A known edge list without a single observation is knowledge too: nothing happened.
-            histograms[name] = histogram
+        histograms: dict[str, Any] = {
+            name: histogram_of(self.totals, metric, notes) for name, metric in HISTOGRAMS.items()
+        }
         finished = self._split("request_success_total")
         by_source = self._split("prompt_tokens_by_source_total")
         e2e = histograms["e2e"]
@@ -245,18 +244,18 @@ _ADDED = (
 
 
 def _merge_two(a: SweepLevel, b: SweepLevel) -> SweepLevel:
-    added = {}
+    added: dict[str, Any] = {}
     for name in _ADDED:
         x, y = getattr(a, name), getattr(b, name)
         added[name] = None if x is None or y is None else x + y
     offset = a.window_s or 0.0
-    histograms = {
+    histograms: dict[str, Any] = {
         name: x.plus(y)
         if (x := getattr(a, name)) is not None and (y := getattr(b, name)) is not None
         else None
         for name in HISTOGRAM_FIELDS
     }
-    gauges = {
+    gauges: dict[str, Any] = {
         name: _join(getattr(a, name), getattr(b, name), offset) for name in ("running", "waiting", "kv_usage")
     }
     gaps = [gap for gap in (a.largest_gap_s, b.largest_gap_s) if gap is not None]
@@ -316,8 +315,8 @@ def order_levels(levels: Iterable[SweepLevel]) -> tuple[SweepLevel, ...]:
 
 
 def _note_window(level: SweepLevel, usual_s: float | None) -> SweepLevel:
-    if not usual_s or not level.window_s or level.concurrency is None:
-        return level
+    if not usual_s or not level.window_s or level.window_s == level.load_s:
+        return level  # ends with its requests, not with a clock
     window_s = level.window_s / level.sessions
     if 0.5 * usual_s <= window_s <= 1.5 * usual_s:
         return level

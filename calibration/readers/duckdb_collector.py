@@ -14,6 +14,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -166,7 +167,8 @@ def _check_schema(connection: duckdb.DuckDBPyConnection, path: Path) -> None:
             continue
         what = f"table {table} lacks {', '.join(lacking)}" if table in found else f"there is no table {table}"
         raise InputError(
-            f"not a database of the metrics collector: {what} (tables here: {', '.join(sorted(found)) or 'none'})",
+            f"not a database of the metrics collector: {what} "
+            f"(tables here: {', '.join(sorted(found)) or 'none'})",
             where=str(path),
             remedy="give the file that the collector wrote during the sweep (throughput-metrics.duckdb)",
         )
@@ -186,7 +188,7 @@ def _read(
         raise InputError(
             "no level has two successful scrapes",
             where=str(path),
-            remedy="let the collector run through each level; a level needs at least its first and last scrape",
+            remedy="let the collector run through each level: it needs at least a first and a last scrape",
         )
     _prepare(connection, [session.session_id for session in sessions], model_name)
     totals, engines, resets, late, odd = _increases(connection)
@@ -251,7 +253,8 @@ def _sessions(connection: duckdb.DuckDBPyConnection, path: Path, dropped: Counte
         """
     ).fetchall()
     orphans = connection.execute(
-        "SELECT count(*) FROM metric_scrapes WHERE session_id NOT IN (SELECT session_id FROM collector_sessions)"
+        "SELECT count(*) FROM metric_scrapes "
+        "WHERE session_id NOT IN (SELECT session_id FROM collector_sessions)"
     ).fetchone()
     if orphans and orphans[0]:
         dropped["scrapes without a session"] += int(orphans[0])
@@ -362,7 +365,7 @@ def _without_overlaps(sessions: list[_Session], dropped: Counter[str], notes: li
         else:
             dropped["sessions that overlap another of the same name"] += 1
     kept.sort(key=lambda one: (one.start_s, one.session_id))
-    for before, after in zip(kept, kept[1:], strict=False):
+    for before, after in pairwise(kept):
         if after.start_s < before.stop_s and after.name != before.name:
             notes.append(
                 f"{before.name} was still being scraped when {after.name} began: their counters share "
@@ -487,7 +490,8 @@ def _gauges(
 
 def _config_labels(connection: duckdb.DuckDBPyConnection) -> list[dict[str, str]]:
     rows = connection.execute(
-        "SELECT DISTINCT s.labels FROM points p JOIN series s USING (series_id) WHERE p.metric = $name ORDER BY 1",
+        "SELECT DISTINCT s.labels FROM points p JOIN series s USING (series_id) "
+        "WHERE p.metric = $name ORDER BY 1",
         {"name": PREFIX + CONFIG_GAUGE},
     ).fetchall()
     return [json.loads(labels) for (labels,) in rows]
