@@ -1,5 +1,6 @@
 """Traces: formats in, canonical form, Sessions out."""
 
-from replicast.traces.load import LoadedTrace, load_trace
+from replicast.traces.canonical_io import read_canonical, write_canonical
+from replicast.traces.load import LoadedTrace, convert, load_trace
 
-__all__ = ["LoadedTrace", "load_trace"]
+__all__ = ["LoadedTrace", "convert", "load_trace", "read_canonical", "write_canonical"]

@@ -11,10 +11,12 @@ Format = Literal["canonical", "weka", "claude-code", "mooncake"]
 FORMATS: tuple[Format, ...] = ("canonical", "weka", "claude-code", "mooncake")
 
 _LINES_LOOKED_AT = 50
-_CLAUDE_KINDS = ("user", "assistant", "system", "progress", "attachment", "ai-title", "mode", "summary") + (
-    "queue-operation",
-    "file-history-snapshot",
-)
+_CLAUDE_KINDS = frozenset(
+    {
+        "user", "assistant", "system", "progress", "attachment", "ai-title", "mode", "summary",
+        "queue-operation", "file-history-snapshot",
+    }
+)  # fmt: skip
 _decode = msgspec.json.Decoder().decode
 
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 from replicast.sim.errors import InputError
 from replicast.sim.workload import Session
 from replicast.traces import canonical_io
@@ -24,6 +25,7 @@ from replicast.traces.formats.weka import read_weka
 from replicast.traces.report import ImportReport, InputFile
 from replicast.traces.turns import Builder
 
+_JITTER = (0x6A17,)  # key of the stream of random numbers
 _SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
 
 
@@ -49,8 +51,15 @@ def load_trace(
     reply_reuse: bool = True,
     share_prefixes: bool = True,
     skip_bad_rows: bool = False,
+    jitter: bool = True,
+    seed: int = 0,
 ) -> LoadedTrace:
-    """Load trace files or folders of them; `format` forces one of `FORMATS`."""
+    """Load trace files or folders of them; `format` forces one of `FORMATS`.
+
+    `models` is a regular expression of the models to serve, `token_scale` the served tokenizer's
+    tokens per recorded one. `jitter` spreads arrivals whose stamps lie on a grid over its step,
+    drawn from `seed`.
+    """
     if not 0.01 <= token_scale <= 100:
         raise InputError(
             f"token scale {token_scale} is out of range",
@@ -66,20 +75,73 @@ def load_trace(
             reply_reuse=reply_reuse,
             share_prefixes=share_prefixes,
             skip_bad_rows=skip_bad_rows,
+            jitter=np.random.default_rng(np.random.SeedSequence(seed, spawn_key=_JITTER)) if jitter else None,
         )
         sessions = tuple(session for trace in traces for session in builder.sessions(trace))
+    if spread := report.flags["arrival_spread"]:
+        report.notes.append(f"{spread} arrivals spread over the step of their stamps' grid (seed {seed})")
     if token_scale != 1.0:
         report.notes.append(f"all token counts multiplied by {token_scale:g}")
+    _count_bad(report, builder.bad_places)
     if not sessions:
-        raise InputError(
-            "no request is left to replay",
-            where=", ".join(map(str, paths)),
-            remedy="Dropped: " + (_counts(report) or "nothing; the trace has no requests."),
-        )
+        raise _nothing_left(paths, report)
     open_loop = all(trace.header.has_global_clock for trace in traces) and all(
         len(session.turns) == 1 and session.start_s is not None for session in sessions
     )
+    report.flags = +report.flags
     return LoadedTrace(sessions, report, open_loop)
+
+
+def convert(
+    paths: Sequence[Path | str], out: Path | str, *, format: str | None = None, skip_bad_rows: bool = False
+) -> ImportReport:
+    """Write the canonical trace of `paths` to `out` (`.jsonl` or `.jsonl.gz`), once it is sound."""
+    with _no_gc():
+        traces, report = _read(paths, format, skip_bad_rows, lossless=True)
+        builder = Builder(report, skip_bad_rows=skip_bad_rows)
+        for trace in traces:
+            builder.sessions(trace)
+        _count_bad(report, builder.bad_places)
+        bad = frozenset(builder.bad_places)
+        merged = _merged(traces, paths)
+        kept = [line for line, place in zip(merged.lines, merged.places, strict=True) if place not in bad]
+        if not report.rows_emitted:
+            raise _nothing_left(paths, report)
+        canonical_io.write_canonical(CanonicalTrace(merged.header, kept), out)
+    return report
+
+
+def _merged(traces: Sequence[CanonicalTrace], paths: Sequence[Path | str]) -> CanonicalTrace:
+    """One trace of several, where they name their prefixes alike."""
+    if len(traces) == 1:
+        return traces[0]
+    headers = [replace(trace.header, source=None, tokenizer=None) for trace in traces]
+    if any(header != headers[0] for header in headers) or headers[0].block_scope == "global":
+        raise InputError(
+            "the files cannot share one canonical header (global ids, block sizes or clocks differ)",
+            where=", ".join(map(str, paths)),
+            remedy="Convert them one by one.",
+        )
+    merged = CanonicalTrace(traces[0].header, [])
+    for trace in traces:
+        merged.lines.extend(trace.lines)
+        merged.places.extend(trace.places)
+    return merged
+
+
+def _count_bad(report: ImportReport, places: Sequence[str]) -> None:
+    """Charge rows that were left out to the files they came from."""
+    for number, file in enumerate(report.inputs):
+        dropped = sum(place == file.path or place.startswith(f"{file.path}:") for place in places)
+        report.inputs[number] = replace(file, dropped=file.dropped + dropped)
+
+
+def _nothing_left(paths: Sequence[Path | str], report: ImportReport) -> InputError:
+    return InputError(
+        "no request is left to replay",
+        where=", ".join(map(str, paths)),
+        remedy="Dropped: " + (_counts(report) or "nothing; the trace has no requests") + ".",
+    )
 
 
 def _counts(report: ImportReport) -> str:
@@ -102,7 +164,7 @@ Reader = Callable[[Sequence[FileBytes], ImportReport, bool], list[CanonicalTrace
 
 
 def _read(
-    paths: Sequence[Path | str], format: str | None, skip_bad_rows: bool
+    paths: Sequence[Path | str], format: str | None, skip_bad_rows: bool, *, lossless: bool = False
 ) -> tuple[list[CanonicalTrace], ImportReport]:
     if not paths:
         raise InputError("no trace given", remedy="Name a trace file or a folder of them.")
@@ -117,7 +179,10 @@ def _read(
         if file.damaged:
             report.rows_read += 1
             report.dropped["gzip stream broken off"] += 1
-    traces = _READERS[found](files, report, skip_bad_rows)
+    if found == "canonical":
+        traces = _read_canonical(files, report, skip_bad_rows, lossless=lossless)
+    else:
+        traces = _READERS[found](files, report, skip_bad_rows)
     sizes = {trace.header.block_size for trace in traces}
     report.block_size = max((size for size in sizes if size is not None), default=None)
     return traces, report
@@ -183,11 +248,13 @@ def _one_file(path: Path, format: str | None, salvage: bool) -> tuple[FileBytes,
     return file, known
 
 
-def _read_canonical(files: Sequence[FileBytes], report: ImportReport, skip: bool) -> list[CanonicalTrace]:
+def _read_canonical(
+    files: Sequence[FileBytes], report: ImportReport, skip: bool, *, lossless: bool
+) -> list[CanonicalTrace]:
     traces = []
     for file in files:
         read, dropped = report.rows_read, report.dropped.total()
-        traces.append(canonical_io.parse(file, skip_bad_rows=skip, report=report))
+        traces.append(canonical_io.parse(file, lossless=lossless, skip_bad_rows=skip, report=report))
         report.inputs.append(
             InputFile(str(file.path), file.sha256, report.rows_read - read, report.dropped.total() - dropped)
         )

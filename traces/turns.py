@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+import numpy as np
 from replicast.sim.errors import InputError
 from replicast.sim.workload import Session, Turn, num_tokens
 from replicast.traces.canonical import BlockPrefix, CanonicalTrace, TraceRequest, TraceSession
@@ -30,6 +31,8 @@ from replicast.traces.content import (
     scaled,
 )
 from replicast.traces.report import ImportReport
+
+_ROUNDED = re.compile(r"clock_rounded_(\d{1,3})s")
 
 
 class BadRowError(Exception):
@@ -52,8 +55,10 @@ class Builder:
         reply_reuse: bool = True,
         share_prefixes: bool = True,
         skip_bad_rows: bool = False,
+        jitter: np.random.Generator | None = None,
     ) -> None:
         self._report = report
+        self._jitter = jitter
         self._models = _pattern(models)
         self._scale = token_scale
         self._reply_reuse = reply_reuse
@@ -62,6 +67,7 @@ class Builder:
         self._streams = Streams()
         self._nodes: dict[str, Node] = {}
         self._contexts: dict[str, Context] = {}
+        self.bad_places: list[str] = []  # rows left out because they do not fit the others
 
     def sessions(self, trace: CanonicalTrace) -> list[Session]:
         """Sessions of `trace` in the order of their root lines."""
@@ -95,6 +101,7 @@ class Builder:
         if not self._skip:
             raise InputError(str(bad), where=place, remedy=SKIP_HINT) from None
         self._report.dropped[bad.reason] += 1
+        self.bad_places.append(place)
 
     def _bad_session(self, bad: BadRowError, place: str) -> None:
         self._bad(bad, place)
@@ -115,7 +122,8 @@ class Builder:
             context = Context(line, place, Growing(self._streams), Growing(self._streams))
             self._contexts[line.session] = context
             opened.append(context)
-        header, linked = trace.header, []
+        header = trace.header
+        linked: list[Context] = []
         by_ids = header.block_size is not None and header.block_scope in ("global", "session_tree")
         file_ids = IdSpace(header.block_size or 1, self._streams) if header.block_scope == "global" else None
         for context in opened:
@@ -127,11 +135,11 @@ class Builder:
                 continue
             linked.append(context)
         if by_ids:
-            for context in linked:
-                root = context.root or context
+            for member in linked:
+                root = member.root or member
                 if root.ids is None:
                     root.ids = file_ids or IdSpace(header.block_size or 1, self._streams)
-                context.ids = root.ids
+                member.ids = root.ids
         return linked
 
     def _root(self, context: Context) -> Context | None:
@@ -225,7 +233,7 @@ class Builder:
 
     def _session(self, tree: list[Node], trace: CanonicalTrace) -> Session | None:
         report, pattern, scale = self._report, self._models, self._scale
-        arrivals = _arrivals(tree, trace)
+        arrivals = self._arrivals(tree, trace)
         base_s = next((arrival for arrival in arrivals if arrival is not None), None)
         depends: list[tuple[int, ...]] = []  # on kept turns, by their new index
         extra: list[float] = []  # time of dropped turns in between
@@ -289,6 +297,18 @@ class Builder:
         start_s = turns[0].arrival_s if trace.header.has_global_clock else None
         return Session(root.session.session, tuple(turns), start_s, root.place)
 
+    def _arrivals(self, tree: list[Node], trace: CanonicalTrace) -> list[float | None]:
+        """Recorded arrivals; a session whose stamps lie on a grid starts anywhere in its grid step."""
+        recorded = [node.request.arrival_s for node in tree]
+        if (trace.header.source or {}).get("format") == "weka_trace":
+            return _refined(tree, recorded)
+        step_s = _grid_step_s(tree[0].request)
+        if step_s is None or self._jitter is None:
+            return recorded
+        moved_s = float(self._jitter.uniform(0.0, step_s))
+        self._report.flags["arrival_spread"] += len(tree)
+        return [None if stamp is None else stamp + moved_s for stamp in recorded]
+
     def _delay(
         self,
         request: TraceRequest,
@@ -316,22 +336,26 @@ class Builder:
         return 0.0
 
 
-def _arrivals(tree: list[Node], trace: CanonicalTrace) -> list[float | None]:
-    """Arrivals of a tree; stamps in whole seconds are refined by reply and delay of the turn before."""
-    recorded = [node.request.arrival_s for node in tree]
-    if (trace.header.source or {}).get("format") != "weka_trace":
-        return recorded
+def _refined(tree: list[Node], recorded: list[float | None]) -> list[float | None]:
+    """Stamps in whole seconds, refined by reply and gap of the turn before."""
     out: list[float | None] = []
     for node, stamp in zip(tree, recorded, strict=True):
         request = node.request
         if stamp is not None and request.turn and request.delay_s is not None:
-            before = node.context.nodes[request.turn - 1]
-            start = out[before.index]
-            e2e_s = _seconds(before.request.obs, "e2e_s")
+            before = node.context.nodes[request.turn - 1].request
+            start, e2e_s = out[node.context.nodes[request.turn - 1].index], _seconds(before.obs, "e2e_s")
             if start is not None and e2e_s:
                 stamp = min(max(start + e2e_s + request.delay_s, stamp - 0.5), stamp + 0.5)
         out.append(stamp)
     return out
+
+
+def _grid_step_s(request: TraceRequest) -> float | None:
+    for flag in request.flags or ():
+        found = _ROUNDED.fullmatch(flag)
+        if found is not None:
+            return float(found[1])
+    return None
 
 
 def _seconds(obs: object, key: str) -> float:

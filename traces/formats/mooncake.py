@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from itertools import pairwise
 from statistics import median
 from typing import Annotated
 
@@ -142,7 +143,7 @@ def grid_step_ms(stamps: Sequence[float]) -> int | None:
     distinct = sorted(set(stamps))
     if len(distinct) < 3 or len(distinct) == len(stamps):
         return None
-    gaps = [after - before for before, after in zip(distinct, distinct[1:], strict=False)]
+    gaps = [after - before for before, after in pairwise(distinct)]
     step = round(median(gaps) / 1000) * 1000
     if step < 1000 or any(abs(gap - round(gap / step) * step) > 10 for gap in gaps):
         return None
