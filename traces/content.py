@@ -147,6 +147,7 @@ class Node:
     prompt: Content | None = None
     output: Content = ()
     index: int = 0  # in its tree
+    waits_for: list[int] = field(default_factory=list)  # indices in its tree
 
 
 class PrefixError(ValueError):
@@ -172,7 +173,7 @@ def open_node(
                 f"keep_tokens {keep} is more than the {base.request.prompt_tokens} tokens of its base"
                 f" {base.request.id!r}"
             )
-        kept = cut(whole_prompt(base, None), 0, keep)
+        kept = head(whole_prompt(base, None), keep)
         named = join((*kept, context.own.take(prompt - keep)))
         grows = keep == base.request.prompt_tokens
     else:
@@ -219,32 +220,57 @@ def _from_ids(
         raise PrefixError(f"keep {keep} is more than the {num_base_ids} ids of {name}")
     parts: list[Segment] = []
     if base is not None and keep:
-        parts.extend(base.named if keep == num_base_ids else cut(base.named, 0, keep * size))
+        parts.extend(base.named if keep == num_base_ids else head(base.named, keep * size))
     num_ids = keep
     for first, length in prefix.add:
         if first < 0 or length < 1:
             raise PrefixError(f"a run of ids must be [first >= 0, count >= 1], not [{first}, {length}]")
-        parts.extend(context.ids.content(first, length))
+        for segment in context.ids.content(first, length):
+            _append(parts, segment)
         num_ids += length
     own_id = header.partial_block == "own_id"
     expected = -(-prompt // size) if own_id else prompt // size
     if num_ids != expected:
         raise PrefixError(f"{num_ids} block ids, but {prompt} tokens have {expected} blocks of {size}")
     grows = base is not None and keep == num_base_ids and prompt >= base.request.prompt_tokens
-    named = join(parts)
-    whole = cut(named, 0, prompt) if own_id else None
+    named = tuple(parts)
+    whole = head(named, prompt) if own_id else named if num_ids * size == prompt else None
     return Node(request, place, context, base, named, num_ids, grows, prompt=whole)
 
 
+def _append(parts: list[Segment], segment: Segment) -> None:
+    """Add a segment behind the others, merged with the last where it continues that one."""
+    if parts:
+        stream, offset, length = parts[-1]
+        if stream == segment[0] and offset + length == segment[1]:
+            parts[-1] = Segment(stream, offset, length + segment[2])
+            return
+    parts.append(segment)
+
+
+def head(content: Content, length: int) -> Content:
+    """The first `length` tokens of `content`, which has at least as many.
+
+    >>> head((Segment(1, 0, 5), Segment(2, 7, 5)), 6)
+    (Segment(stream=1, offset=0, length=5), Segment(stream=2, offset=7, length=1))
+    """
+    for position, (stream, offset, size) in enumerate(content):
+        if length <= size:
+            if length == size:
+                return content[: position + 1]
+            return (*content[:position], Segment(stream, offset, length)) if length else content[:position]
+        length -= size
+    return content
+
+
 def whole_prompt(node: Node, grown: Node | None) -> Content:
-    """The node's prompt; its tail is read off `grown`, the next turn, where there is one."""
+    """The node's prompt; `grown`, the next turn, repeats all of it, where there is one."""
     if node.prompt is None:
-        length, known = node.request.prompt_tokens, sum(segment.length for segment in node.named)
-        if known == length:
-            node.prompt = node.named
-        elif grown is not None and grown.prompt is not None:
-            node.prompt = join((*node.named, *cut(grown.prompt, known, length)))
+        length = node.request.prompt_tokens
+        if grown is not None and grown.prompt is not None:
+            node.prompt = head(grown.prompt, length)
         else:
+            known = sum(segment.length for segment in node.named)
             node.prompt = join((*node.named, node.context.private.take(length - known)))
     return node.prompt
 
@@ -253,23 +279,21 @@ def close_nodes(nodes: Iterable[Node], *, reply_reuse: bool) -> None:
     """Tails and replies of a tree; `nodes` come last first."""
     for node in nodes:
         request, context = node.request, node.context
-        turns = context.nodes
-        following = request.turn + 1
+        turns, following = context.nodes, request.turn + 1
         grown = turns[following] if following < len(turns) else None
         if grown is not None and (not grown.keeps_base or grown.base is not node):
             grown = None
         whole_prompt(node, grown)
         length = max(request.output_tokens, 1)
-        if grown is None or grown.prompt is None or not reply_reuse:
+        reused = 0
+        if reply_reuse and grown is not None and grown.prompt is not None:
+            growth = grown.request.prompt_tokens - request.prompt_tokens
+            reused = min(length - (request.reasoning_tokens or 0), growth)
+        if reused <= 0 or grown is None or grown.prompt is None:
             node.output = (context.private.take(length),)
             continue
-        start = request.prompt_tokens
-        reused = min(length - (request.reasoning_tokens or 0), grown.request.prompt_tokens - start)
-        if reused <= 0:
-            node.output = (context.private.take(length),)
-            continue
-        reply = cut(grown.prompt, start, start + reused)
-        node.output = join((*reply, context.private.take(length - reused))) if reused < length else reply
+        reply = cut(grown.prompt, request.prompt_tokens, request.prompt_tokens + reused)
+        node.output = reply if reused == length else join((*reply, context.private.take(length - reused)))
 
 
 def scaled(content: Content, factor: float) -> Content:

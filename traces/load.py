@@ -157,6 +157,9 @@ def _no_gc() -> Iterator[None]:
         yield
     finally:
         if enabled:
+            if not gc.get_freeze_count():  # what was made is old at once: no walk over it now
+                gc.freeze()
+                gc.unfreeze()
             gc.enable()
 
 
@@ -262,7 +265,6 @@ def _read_canonical(
 
 
 _READERS: dict[Format, Reader] = {
-    "canonical": _read_canonical,
     "weka": read_weka,
     "claude-code": read_claude_code,
     "mooncake": read_mooncake,

@@ -7,11 +7,10 @@ A session starts fresh or continues a longer conversation. Each later turn of it
 3. edits in its midst; or
 4. compacts, when growth would pass the context window of the session.
 
-Long sessions hold most requests, so plain sampling makes request-weighted figures swing with a
-few of them. Hence every quantity is stratified: N draws take one value from each of N equal
-slices of its distribution, and the seed decides which turn gets which. Ranks are correlated as
-in the recordings: long continuations start lower, the first turns of a fresh session and turns
-after a long reply grow more, and sessions differ.
+The sessions come from `traces/synth_plan.py`. Every quantity of a turn is stratified over all
+turns of the trace; the seed decides which turn gets which. Growth follows ranks as in the
+recordings: the first turns of a fresh session and turns after a long reply grow more, and
+sessions differ.
 """
 
 from __future__ import annotations
@@ -32,22 +31,15 @@ from replicast.traces.canonical import (
     TraceSession,
 )
 from replicast.traces.stats import TraceStats
-from replicast.traces.synth_fit import Bools, Floats, Quantiles, SynthSpec
+from replicast.traces.synth_fit import PRESETS, Bools, Floats, SynthSpec
+from replicast.traces.synth_plan import Plan, marked, plan_sessions, ranked, shuffled, strata
 from scipy.special import ndtri
 
-LARGE_WINDOW = 950_000  # tokens at which a 1M-token window compacts
-SMALL_WINDOW = (156_000, 174_000)  # the same for 200K
-LARGE_FIRST = 160_000  # a first prompt above it belongs to a large window
 EARLY_TURNS = 6  # a fresh session reads files first
-PLANS_DRAWN = 40
-COMPACTED, PACE_SPREAD = 0.3, 0.35  # rough, to tell plans apart
-FIRST_LEAN, PACE_LEAN = -0.4, -0.3  # longer continuations start lower; longer sessions grow slower
-GOLDEN = (5**0.5 - 1) / 2
-STEPS = (GOLDEN, 2**0.5, 3**0.5, 7**0.5)  # irrational and unrelated
 PACE_WEIGHT, REPLY_WEIGHT, EARLY_WEIGHT = 0.4, 0.4, 1.5  # in the rank of a turn's growth, noise 1
+INDIFFERENT = ("tool_gap_scale", "human_gap_scale", "human_share", "prefix_groups", "subagent_fan_out")
 BROKEN_BELOW = 0.45  # of the prompt: a re-prefill keeps less than half
 EDITED_AT = (0.52, 0.75)  # of the prompt: a deep edit keeps more than half
-GROUP_SKEW = 0.55  # Zipf: the commonest of 343 groups then holds 25 of 710 sessions
 
 
 class Row(NamedTuple):
@@ -57,20 +49,6 @@ class Row(NamedTuple):
     asked: float
     obtained: float | None
     error: float | None
-
-
-@dataclass(slots=True)
-class _Plan:
-    """One main session before its turns are drawn."""
-
-    fresh: bool
-    turns: int
-    first: int
-    window: int
-    group: int
-    shared: int
-    pace: float  # of its growth, standard normal over sessions
-    subagents: int = 0
 
 
 @dataclass(slots=True)
@@ -91,7 +69,7 @@ class _Draws:
 def generate(spec: SynthSpec, sessions: int, seed: int) -> CanonicalTrace:
     """A trace of `sessions` main sessions; same arguments, same trace."""
     _check(spec, sessions, seed)
-    plans = _plan(spec, sessions, seed)
+    plans = plan_sessions(spec, sessions, seed)
     draws = _draw(spec, plans, seed)
     subagents = _Subagents(spec, sum(plan.subagents for plan in plans), np.random.default_rng([seed, 2]))
     launch_rng = np.random.default_rng([seed, 3])
@@ -139,9 +117,9 @@ def _asked(spec: SynthSpec, name: str, base: float) -> float | None:
         return base if spec.human_gap_scale == 1 else None
     if field == "re_prefill_share":
         return spec.re_prefill_share
-    moved = (spec.turns_scale, spec.prompt_scale, spec.growth_scale) != (1, 1, 1)
-    if field.endswith("ratio"):
-        moved = moved or spec.output_scale != 1
+    own, preset = spec.knobs(), PRESETS[spec.name].knobs() if spec.name in PRESETS else spec.knobs()
+    indifferent = {*INDIFFERENT, *(() if field.endswith("ratio") else ("output_scale",))}
+    moved = any(own[name] != preset[name] for name in own if name not in indifferent)
     return None if moved else base
 
 
@@ -164,133 +142,35 @@ def _check(spec: SynthSpec, sessions: int, seed: int) -> None:
         raise InputError(f"shared_prefix_tokens is {spec.shared_prefix_tokens}, must be 0 or more")
 
 
-def _strata(rng: np.random.Generator, n: int) -> Floats:
-    """n uniform draws in rising order, one in each n-th of (0, 1)."""
-    return (np.arange(n) + rng.uniform(0.02, 0.98, n)) / n
-
-
-def _shuffled(rng: np.random.Generator, table: Quantiles, n: int) -> Floats:
-    return rng.permutation(table.at(_strata(rng, n)))
-
-
-def _ranked(values: Floats, score: Floats) -> Floats:
-    """`values`, which rise, handed out by rank of `score`."""
-    out = np.empty_like(values)
-    out[np.argsort(score, kind="stable")] = values
-    return out
-
-
-def _marked(rng: np.random.Generator, among: Bools, share: float) -> Bools:
-    """Marks that share of `among`, one in each of as many equal stretches."""
-    places = np.flatnonzero(among)
-    out = np.zeros(among.size, dtype=bool)
-    count = round(share * places.size)
-    out[places[(places.size * _strata(rng, count)).astype(int)]] = True
-    return out
-
-
-def _leaning(u: Floats, even: Floats, lean: float) -> Floats:
-    """Standard normal scores from `even`, correlated with those of `u` by `lean`."""
-    return np.asarray(lean * ndtri(u) + (1 - lean**2) ** 0.5 * ndtri(even))
-
-
-def _plan(spec: SynthSpec, sessions: int, seed: int) -> list[_Plan]:
-    rng = np.random.default_rng([seed, 1])
-    continued = round(spec.continued_share * sessions)
-    drawn = [
-        _plans_of(spec, rng, sessions - continued, fresh=True) + _plans_of(spec, rng, continued, fresh=False)
-        for _ in range(PLANS_DRAWN)
-    ]
-    plans = _most_typical(spec, drawn)
-    plans = [plans[i] for i in rng.permutation(sessions)]
-    parents = round(spec.subagent_share * sessions)
-    counts = np.maximum(1, np.round(_shuffled(rng, spec.subagents, parents) * spec.subagent_scale))
-    for index, count in zip(rng.permutation(sessions)[:parents], counts, strict=True):
-        plans[index].subagents = int(count)
-    return plans
-
-
-def _most_typical(spec: SynthSpec, drawn: list[list[_Plan]]) -> list[_Plan]:
-    """The plans whose prompts, were growth even, come nearest to the mean of all that were drawn."""
-    growth = spec.growth.mean() * spec.growth_scale * spec.prompt_scale
-    measured = []
-    for plans in drawn:
-        turns = np.array([plan.turns for plan in plans])
-        first, window, pace = (
-            np.repeat([getattr(plan, name) for plan in plans], turns) for name in ("first", "window", "pace")
-        )
-        age = np.concatenate([np.arange(n) for n in turns])
-        low = COMPACTED * window
-        prompt = first + age * growth * np.exp(PACE_SPREAD * pace)
-        prompt = np.where(prompt > window, low + (prompt - low) % (window - low), prompt)
-        measured.append(np.log([*np.quantile(prompt, (0.5, 0.9, 0.99)), first.mean()]))
-    table = np.array(measured)
-    return drawn[int(np.argmin(np.abs(table - table.mean(axis=0)).max(axis=1)))]
-
-
-def _plans_of(spec: SynthSpec, rng: np.random.Generator, n: int, *, fresh: bool) -> list[_Plan]:
-    u = _strata(rng, n)
-    turns = (spec.turns_fresh if fresh else spec.turns_continued).at(u) * spec.turns_scale
-    # Golden-ratio sequences run evenly through every stretch of sessions sorted by length.
-    even = [np.clip((np.arange(n) * step + rng.uniform()) % 1, 1e-6, 1 - 1e-6) for step in STEPS]
-    first_rank = _leaning(u, even[0], 0.0 if fresh else FIRST_LEAN)
-    first = _ranked((spec.first_fresh if fresh else spec.first_continued).at(_strata(rng, n)), first_rank)
-    pace = _leaning(u, even[3], PACE_LEAN)
-    large = even[1] < (spec.large_context_share if fresh else spec.large_context_share_continued)
-    large |= first > LARGE_FIRST
-    small_window = SMALL_WINDOW[0] + (SMALL_WINDOW[1] - SMALL_WINDOW[0]) * even[2]
-    window = np.where(large, LARGE_WINDOW, small_window) * spec.prompt_scale
-    weights = np.arange(1, spec.prefix_groups + 1) ** -GROUP_SKEW
-    group = np.searchsorted(np.cumsum(weights) / weights.sum(), rng.permutation(_strata(rng, n)))
-    plans = []
-    for i in range(n):
-        limit = min(int(window[i]), spec.max_prompt_tokens)
-        shared = _shared_tokens(spec, int(group[i]))
-        start = round(first[i] * spec.prompt_scale)
-        if fresh:  # a fresh prompt is its tools and system text, and a task
-            start = max(start, round(shared * 1.06) + 100)
-        start = min(start, limit)
-        length, key = max(1, round(turns[i])), int(group[i])
-        plans.append(_Plan(fresh, length, start, limit, key, min(shared, start), float(pace[i])))
-    return plans
-
-
-def _shared_tokens(spec: SynthSpec, group: int) -> int:
-    """Tools and system text of a group: its own, whatever the seed."""
-    if spec.shared_prefix_tokens is not None:
-        return spec.shared_prefix_tokens
-    return round(float(spec.shared_prefix.at(np.array([(group * GOLDEN + 0.5) % 1]))[0]) * spec.prompt_scale)
-
-
-def _draw(spec: SynthSpec, plans: list[_Plan], seed: int) -> _Draws:
+def _draw(spec: SynthSpec, plans: list[Plan], seed: int) -> _Draws:
     rng = [np.random.default_rng([seed, 10 + purpose]) for purpose in range(9)]
     lengths = [plan.turns for plan in plans]
     n = sum(lengths)
     later = np.ones(n, dtype=bool)
     later[np.cumsum([0, *lengths[:-1]])] = False
-    output = rng[0].permutation(_strata(rng[0], n))
+    output = rng[0].permutation(strata(rng[0], n))
     pace = np.repeat([plan.pace for plan in plans], lengths)
     early = np.concatenate([(np.arange(plan.turns) <= EARLY_TURNS) & plan.fresh for plan in plans])
     score = PACE_WEIGHT * pace + REPLY_WEIGHT * np.roll(ndtri(output), 1) + EARLY_WEIGHT * early
     score += rng[2].standard_normal(n)
     human = rng[3].permutation(n) < round(spec.human_share * n)
     gap_s = np.empty(n)
-    gap_s[human] = _shuffled(rng[4], spec.human_gap_s, human.sum()) * spec.human_gap_scale
-    gap_s[~human] = _shuffled(rng[4], spec.tool_gap_s, n - human.sum()) * spec.tool_gap_scale
+    gap_s[human] = shuffled(rng[4], spec.human_gap_s, human.sum()) * spec.human_gap_scale
+    gap_s[~human] = shuffled(rng[4], spec.tool_gap_s, n - human.sum()) * spec.tool_gap_scale
     return _Draws(
-        growth=_ranked(spec.growth.at(_strata(rng[2], n)), score) * spec.growth_scale * spec.prompt_scale,
+        growth=ranked(spec.growth.at(strata(rng[2], n)), score) * spec.growth_scale * spec.prompt_scale,
         output=spec.output.at(output) * spec.output_scale,
         human=human,
         gap_s=gap_s,
-        broken=_marked(rng[5], later, spec.re_prefill_share),
-        edited=_marked(rng[6], later, spec.deep_edit_share),
-        break_at=_shuffled(rng[7], spec.break_at, n) * spec.prompt_scale,
-        compacted_to=_shuffled(rng[8], spec.compacted_to, n),
+        broken=marked(rng[5], later, spec.re_prefill_share),
+        edited=marked(rng[6], later, spec.deep_edit_share),
+        break_at=shuffled(rng[7], spec.break_at, n) * spec.prompt_scale,
+        compacted_to=shuffled(rng[8], spec.compacted_to, n),
         edited_at=rng[6].uniform(*EDITED_AT, n),
     )
 
 
-def _next_prompt(plan: _Plan, draws: _Draws, turn: int, prompt: int) -> tuple[int, int, How]:
+def _next_prompt(plan: Plan, draws: _Draws, turn: int, prompt: int) -> tuple[int, int, How]:
     """Size of the prompt after `prompt`, the tokens it keeps of it, and how that is known."""
     grown = prompt + max(1, round(draws.growth[turn]))
     if grown > plan.window and prompt > plan.window // 2:
@@ -305,7 +185,7 @@ def _next_prompt(plan: _Plan, draws: _Draws, turn: int, prompt: int) -> tuple[in
 
 
 def _main_session(
-    name: str, plan: _Plan, draws: _Draws, first: int, launches: dict[int, int], subagents: _Subagents
+    name: str, plan: Plan, draws: _Draws, first: int, launches: dict[int, int], subagents: _Subagents
 ) -> Iterator[Line]:
     """Lines of a session and its sub-agents, each request after those it waits for."""
     shared = {"group": f"synth/{plan.group}", "tokens": plan.shared}
@@ -342,7 +222,7 @@ def _main_session(
             joined.append(requests[-1].id)
 
 
-def _launches(spec: SynthSpec, plan: _Plan, rng: np.random.Generator) -> dict[int, int]:
+def _launches(spec: SynthSpec, plan: Plan, rng: np.random.Generator) -> dict[int, int]:
     """Sub-agents that start after each turn; the last turn starts none, as nothing would wait."""
     places = max(1, plan.turns - 1)
     wanted = -(-plan.subagents // spec.subagent_fan_out)
@@ -359,9 +239,9 @@ class _Subagents:
 
     def __init__(self, spec: SynthSpec, count: int, rng: np.random.Generator) -> None:
         self._spec, self._rng, self._number = spec, rng, 0
-        self._turns = _shuffled(rng, spec.subagent_turns, count)
-        self._task = _shuffled(rng, spec.subagent_task, count) * spec.prompt_scale
-        self._last = _shuffled(rng, spec.subagent_last, count) * spec.prompt_scale
+        self._turns = shuffled(rng, spec.subagent_turns, count)
+        self._task = shuffled(rng, spec.subagent_task, count) * spec.prompt_scale
+        self._last = shuffled(rng, spec.subagent_last, count) * spec.prompt_scale
         shared = round(spec.subagent_shared_tokens * spec.prompt_scale)
         self._shared = min(shared, spec.max_prompt_tokens - 1)
 
@@ -374,8 +254,8 @@ class _Subagents:
         steps = np.cumsum(np.concatenate([[0.0], rng.exponential(size=turns - 1)]))
         span = min(self._last[number], spec.max_prompt_tokens) - first
         prompts = [first + round(max(span, 0) * step / (steps[-1] or 1)) for step in steps]
-        output = _shuffled(rng, spec.output, turns) * spec.output_scale
-        gaps = _shuffled(rng, spec.subagent_gap_s, turns) * spec.tool_gap_scale
+        output = shuffled(rng, spec.output, turns) * spec.output_scale
+        gaps = shuffled(rng, spec.subagent_gap_s, turns) * spec.tool_gap_scale
         session = TraceSession(
             session=name,
             kind="subagent",

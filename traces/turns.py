@@ -95,6 +95,8 @@ class Builder:
             session = self._session(tree, trace)
             if session is not None:
                 out.append(session)
+        for context in contexts:
+            context.nodes.clear()  # a cycle less for the collector
         return out
 
     def _bad(self, bad: BadRowError, place: str) -> None:
@@ -126,14 +128,14 @@ class Builder:
         linked: list[Context] = []
         by_ids = header.block_size is not None and header.block_scope in ("global", "session_tree")
         file_ids = IdSpace(header.block_size or 1, self._streams) if header.block_scope == "global" else None
-        for context in opened:
+        for member in opened:
             try:
-                context.root = self._root(context)
+                member.root = self._root(member)
             except BadRowError as bad:
-                self._bad_session(bad, context.place)
-                del self._contexts[context.session.session]
+                self._bad_session(bad, member.place)
+                del self._contexts[member.session.session]
                 continue
-            linked.append(context)
+            linked.append(member)
         if by_ids:
             for member in linked:
                 root = member.root or member
@@ -159,8 +161,8 @@ class Builder:
 
     def _claim_shared(self, trace: CanonicalTrace) -> None:
         if not self._share:
-            for context in self._contexts.values():
-                context.session.shared_prefix = None
+            for member in self._contexts.values():
+                member.session.shared_prefix = None
             return
         for line in trace.lines:
             if not isinstance(line, TraceRequest) or line.turn or not isinstance(line.prefix, BlockPrefix):
@@ -196,7 +198,7 @@ class Builder:
         except PrefixError as error:
             raise BadRowError("bad prefix", str(error)) from None
         for name in self._waits_for(request, context):
-            self._check_wait(name, node, trace)
+            node.waits_for.append(self._waited(name, node, trace).index)
         self._nodes[request.id] = node
         turns.append(node)
         return node
@@ -209,7 +211,7 @@ class Builder:
         spawned = context.session.spawn_after
         return () if spawned is None else (spawned,)
 
-    def _check_wait(self, name: str, node: Node, trace: CanonicalTrace) -> None:
+    def _waited(self, name: str, node: Node, trace: CanonicalTrace) -> Node:
         found = self._nodes.get(name)
         context = node.context
         if found is None:
@@ -230,6 +232,7 @@ class Builder:
             raise BadRowError(
                 "wait_for outside the session", f"{node.request.id!r} waits for {name!r} of another session"
             )
+        return found
 
     def _session(self, tree: list[Node], trace: CanonicalTrace) -> Session | None:
         report, pattern, scale = self._report, self._models, self._scale
@@ -241,8 +244,10 @@ class Builder:
         turns: list[Turn] = []
         for position, node in enumerate(tree):
             request = node.request
-            waits = [self._nodes[name].index for name in self._waits_for(request, node.context)]
-            delay_s = self._delay(request, waits, tree, arrivals[position], arrivals, base_s)
+            waits = node.waits_for
+            delay_s = request.delay_s
+            if delay_s is None:
+                delay_s = self._delay(request, waits, tree, arrivals[position], arrivals, base_s)
             inherited: set[int] = set()
             passed_s = 0.0
             for index in waits:
@@ -318,8 +323,6 @@ class Builder:
         arrivals: Sequence[float | None],
         base_s: float | None,
     ) -> float:
-        if request.delay_s is not None:
-            return request.delay_s
         if request.tool_s is not None or request.think_s is not None:
             return (request.tool_s or 0.0) + (request.think_s or 0.0)
         if arrival_s is not None and not waits and base_s is not None:
