@@ -25,12 +25,12 @@ delays = st.sampled_from([0.0, 0.001, 0.25, 3.0])
 def trace(draw: st.DrawFn) -> list[Session]:
     """Sessions whose turns hang on any earlier turns, and share a system prompt and their own past."""
     sessions = []
-    for s in range(draw(st.integers(1, 6))):
+    for s in range(draw(st.integers(2, 8))):
         turns: list[Turn] = []
         for t in range(draw(st.integers(1, 5))):
             before = draw(st.sets(st.integers(0, t - 1), max_size=2)) if t else set()
-            own = draw(st.integers(1, 150))
-            output = draw(st.integers(0, 12))
+            own = draw(st.integers(1, 60))
+            output = draw(st.integers(0, 30))
             prompt = join([Segment(0, 0, draw(st.integers(0, 40))), Segment(2 * s + 1, 0, own)])
             turns.append(
                 Turn(
@@ -51,10 +51,11 @@ def trace(draw: st.DrawFn) -> list[Session]:
 
 engines = st.builds(
     EngineConfig,
-    num_gpu_blocks=st.integers(14, 40),
+    num_gpu_blocks=st.integers(26, 60),
+    block_size=st.just(4),
     max_num_batched_tokens=st.sampled_from([8, 32, 512]),
     max_num_seqs=st.sampled_from([1, 3, 8]),
-    max_model_len=st.sampled_from([100, 200]),
+    max_model_len=st.sampled_from([60, 100]),
     async_scheduling=st.booleans(),
     enable_prefix_caching=st.booleans(),
     scheduling_policy=st.sampled_from(["fcfs", "priority"]),
@@ -65,14 +66,14 @@ fleets = st.builds(
     router=st.sampled_from(["round-robin", "random", "least-loaded", "session-affinity", "prefix-aware"]),
     loop=st.sampled_from(["closed", "partly-open", "open"]),
     sessions=st.integers(1, 4),
-    horizon_s=st.sampled_from([None, None, 1.0, 4.0]),
+    horizon_s=st.sampled_from([None, None, 0.3, 1.0, 3.2]),
     cooldown_s=st.sampled_from([0.0, 0.5]),
     over_length=st.sampled_from(["reject", "truncate-session"]),
     stops_at_eos=st.booleans(),
     front_end=st.sampled_from([FrontEnd(), FrontEnd(0.01, 1e-5, 0.002)]),
 )
 STEP_TIME = StepTime.from_seconds(
-    memory_fixed_s=0.01, memory_per_kv_token_s=1e-6, compute_per_token_s=1e-3, compute_per_pair_s=1e-7
+    memory_fixed_s=0.03, memory_per_kv_token_s=1e-6, compute_per_token_s=1e-3, compute_per_pair_s=1e-7
 )
 
 
