@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +11,8 @@ from hypothesis import strategies as st
 from replicast.sim.errors import InputError
 from replicast.sim.workload import Session
 from replicast.traces.canonical import CanonicalTrace, CountPrefix, TraceRequest, TraceSession
-from replicast.traces.canonical_io import encode
+from replicast.traces.canonical_io import encode, write_canonical
+from replicast.traces.load import load_trace
 from replicast.traces.report import ImportReport
 from replicast.traces.stats import describe
 from replicast.traces.synth import compare, generate
@@ -158,3 +160,11 @@ def test_absurd_knobs_are_refused(change: dict[str, float]) -> None:
 def test_no_session_is_refused() -> None:
     with pytest.raises(InputError, match="sessions is 0"):
         generate(WEKA, 0, 1)
+
+
+def test_written_and_loaded_is_the_same_workload(tmp_path: Path) -> None:
+    trace = generate(WEKA, 20, 3)
+    write_canonical(trace, tmp_path / "synth.jsonl.gz")
+    loaded = load_trace([tmp_path / "synth.jsonl.gz"])
+    assert not loaded.report.dropped
+    assert describe(loaded.sessions) == describe(sessions_of(trace))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from replicast.sim.workload import Content, Segment, Session, Turn, join, num_tokens
+from replicast.traces.load import load_trace
 from replicast.traces.stats import PrefixTree, Spread, common_prefix, describe, spread
 
 # Few streams and offsets, so that prompts meet, part within a run and meet again.
@@ -95,3 +98,16 @@ def test_describe_by_hand() -> None:
 def test_nothing_to_describe_is_plain_json() -> None:
     assert spread([]) == Spread(0)
     assert json.loads(json.dumps(describe([]).to_dict(), allow_nan=False))["hit_rate_within"] is None
+
+
+def test_published_figures_of_real_traces(shared_dir: Path) -> None:
+    """STATS of the recordings; 523 of the 710 files that the published table is about."""
+    weka = load_trace([shared_dir / "traces/kv-cache-tester/sessions.canonical.jsonl.gz"]).sessions
+    stats = describe(weka, block_size=64)
+    assert (stats.turns_per_session.p50, stats.tool_gap_s.p50) == (45, 9)
+    assert stats.prompt_tokens.p50 == pytest.approx(104_000, rel=0.01)
+    assert stats.uncached_tokens.p50 == pytest.approx(727, rel=0.01)
+    assert stats.hit_rate_within == pytest.approx(0.963, abs=0.002)
+    assert stats.re_prefill_share == pytest.approx(0.014, rel=0.1)
+    mooncake = load_trace([shared_dir / "traces/mooncake/conversation_trace.jsonl"]).sessions
+    assert describe(mooncake, block_size=512).hit_rate_across == pytest.approx(0.374, abs=0.002)
