@@ -36,7 +36,8 @@ SKIP_HINT = "Correct the row, or pass --skip-bad-rows to leave it out and count 
 
 Tokens = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 PromptTokens = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
-Duration = Annotated[float, Meta(ge=0)]
+Duration = Annotated[float, Meta(ge=0, le=1e9)]
+Moment = Annotated[float, Meta(ge=-1e12, le=1e12)]
 Run = Annotated[list[int], Meta(min_length=2, max_length=2)]
 
 
@@ -52,7 +53,7 @@ class _RequestRow(Struct, kw_only=True):
     id: str
     session: str
     turn: Annotated[int, Meta(ge=0)]
-    arrival_s: float | None = None
+    arrival_s: Moment | None = None
     wait_for: list[str] | None = None
     delay_s: Duration | None = None
     tool_s: Duration | None = None
@@ -75,7 +76,7 @@ class _SessionRow(Struct):
     kind: Kind | None = None
     agent_type: str | None = None
     spawn_after: str | None = None
-    spawn_s: float | None = None
+    spawn_s: Moment | None = None
     user: str | None = None
     tenant: str | None = None
     repo: str | None = None

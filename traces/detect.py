@@ -17,27 +17,31 @@ _CLAUDE_KINDS = frozenset(
         "queue-operation", "file-history-snapshot",
     }
 )  # fmt: skip
+_KEYS: tuple[tuple[bytes, Format], ...] = (
+    (b'"canon"', "canonical"),
+    (b'"hash_id_scope"', "weka"),
+    (b'"requests"', "weka"),
+    (b'"input_length"', "mooncake"),
+)
 _decode = msgspec.json.Decoder().decode
 
 
 def detect(file: FileBytes) -> Format | None:
     """The format of `file`, or None where no reader knows it."""
-    broken_first = False
+    first = b""
     for looked, (_, text) in enumerate(numbered_lines(file)):
-        if looked == _LINES_LOOKED_AT:
-            break
-        row = _object(text)
-        if row is None:
-            broken_first = broken_first or looked == 0
-            if looked == 0 and text.strip() in (b"{", b"["):
-                break
-            continue
-        found = _of_row(row)
+        first = first or text
+        row = _object(text) if looked < _LINES_LOOKED_AT else None
+        found = _of_row(row) if row is not None else None
         if found is not None:
             return found
-    if broken_first:  # perhaps one JSON object over many lines
-        row = _object(file.data)
-        return _of_row(row) if row is not None else None
+        if looked == _LINES_LOOKED_AT or (looked == 0 and text.strip() in (b"{", b"[")):
+            break
+    row = _object(file.data)  # perhaps one object over many lines
+    if row is not None:
+        return _of_row(row)
+    if first.lstrip().startswith(b"{"):  # broken, but its reader can say where
+        return next((name for key, name in _KEYS if key in file.data[:100_000]), None)
     return None
 
 

@@ -30,9 +30,9 @@ def read_file(path: Path, *, salvage: bool = False) -> FileBytes:
     """The file, unpacked where it is gzip; `salvage` keeps what a broken gzip stream still gives."""
     try:
         raw = path.read_bytes()
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise InputError(
-            f"cannot be read: {error.strerror or error}",
+            f"cannot be read: {getattr(error, 'strerror', None) or error}",
             where=str(path),
             remedy="Check the path and its permissions.",
         ) from error

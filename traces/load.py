@@ -82,7 +82,7 @@ def load_trace(
         report.notes.append(f"{spread} arrivals spread over the step of their stamps' grid (seed {seed})")
     if token_scale != 1.0:
         report.notes.append(f"all token counts multiplied by {token_scale:g}")
-    _count_bad(report, builder.bad_places)
+    _count_bad(report, builder)
     if not sessions:
         raise _nothing_left(paths, report)
     open_loop = all(trace.header.has_global_clock for trace in traces) and all(
@@ -101,7 +101,7 @@ def convert(
         builder = Builder(report, skip_bad_rows=skip_bad_rows)
         for trace in traces:
             builder.sessions(trace)
-        _count_bad(report, builder.bad_places)
+        _count_bad(report, builder)
         bad = frozenset(builder.bad_places)
         merged = _merged(traces, paths)
         kept = [line for line, place in zip(merged.lines, merged.places, strict=True) if place not in bad]
@@ -129,11 +129,16 @@ def _merged(traces: Sequence[CanonicalTrace], paths: Sequence[Path | str]) -> Ca
     return merged
 
 
-def _count_bad(report: ImportReport, places: Sequence[str]) -> None:
-    """Charge rows that were left out to the files they came from."""
+def _count_bad(report: ImportReport, builder: Builder) -> None:
+    """Charge rows that do not fit the others to the files they came from."""
     for number, file in enumerate(report.inputs):
-        dropped = sum(place == file.path or place.startswith(f"{file.path}:") for place in places)
-        report.inputs[number] = replace(file, dropped=file.dropped + dropped)
+        dropped = _of_file(builder.bad_places, file.path)
+        rows = _of_file(builder.bad_sessions, file.path)
+        report.inputs[number] = replace(file, rows=file.rows + rows, dropped=file.dropped + dropped)
+
+
+def _of_file(places: Sequence[str], path: str) -> int:
+    return sum(place == path or place.startswith(f"{path}:") for place in places)
 
 
 def _nothing_left(paths: Sequence[Path | str], report: ImportReport) -> InputError:
@@ -178,14 +183,16 @@ def _read(
     report = ImportReport("")
     files, found = _gather(paths, format, skip_bad_rows, report)
     report.format = found
-    for file in files:
-        if file.damaged:
-            report.rows_read += 1
-            report.dropped["gzip stream broken off"] += 1
     if found == "canonical":
         traces = _read_canonical(files, report, skip_bad_rows, lossless=lossless)
     else:
         traces = _READERS[found](files, report, skip_bad_rows)
+    for number, file in enumerate(files):
+        if file.damaged:
+            report.rows_read += 1
+            report.dropped["gzip stream broken off"] += 1
+            rows = report.inputs[number]
+            report.inputs[number] = replace(rows, rows=rows.rows + 1, dropped=rows.dropped + 1)
     sizes = {trace.header.block_size for trace in traces}
     report.block_size = max((size for size in sizes if size is not None), default=None)
     return traces, report
@@ -197,29 +204,26 @@ def _gather(
     """The files to read and their one format; what a folder holds beside them is noted."""
     files: list[tuple[FileBytes, Format]] = []
     others = 0
+    seen: dict[Path, None] = {}
     for path in map(Path, paths):
-        if path.is_dir():
-            inside = 0
-            for member in sorted(
-                p
-                for p in path.rglob("*")
-                if p.name.endswith(_SUFFIXES) and not p.name.endswith(".meta.json") and p.is_file()
-            ):
-                file = read_file(member, salvage=salvage)
-                known = detect(file)
-                if known is None or (format is not None and known != format):
-                    others += 1
-                    continue
-                files.append((file, known))
-                inside += 1
-            if not inside:
-                raise InputError(
-                    "the folder holds no transcripts or traces" + (f" of format {format}" if format else ""),
-                    where=str(path),
-                    remedy="Give a folder with .jsonl or .json files (also .gz), such as ~/.claude/projects.",
-                )
+        if not path.is_dir():
+            members, is_folder = [path], False
         else:
-            files.append(_one_file(path, format, salvage))
+            members, is_folder = _members(path), True
+        before = len(files)
+        for member in members:
+            if member.resolve() in seen:
+                report.notes.append(f"{member} was given twice and is read once")
+                continue
+            seen[member.resolve()] = None
+            file = read_file(member, salvage=salvage)
+            known = detect(file)
+            if is_folder and (known is None or (format is not None and known != format)):
+                others += 1
+                continue
+            files.append((file, known if is_folder and known is not None else _expected(file, known, format)))
+        if is_folder and len(files) == before:
+            raise _no_transcripts(path, format)
     if others:
         report.notes.append(f"{others} other files in the folders were left out")
     kinds = sorted({kind for _, kind in files})
@@ -232,23 +236,41 @@ def _gather(
     return [file for file, _ in files], files[0][1]
 
 
-def _one_file(path: Path, format: str | None, salvage: bool) -> tuple[FileBytes, Format]:
-    file = read_file(path, salvage=salvage)
+def _members(folder: Path) -> list[Path]:
+    """Files below `folder` that may be traces, in the order of their names."""
+    try:
+        found = [path for path in folder.rglob("*") if path.name.endswith(_SUFFIXES) and path.is_file()]
+    except OSError as error:
+        raise InputError(
+            f"cannot be read: {error.strerror or error}", where=str(folder), remedy="Check its permissions."
+        ) from error
+    return sorted(path for path in found if not path.name.endswith(".meta.json"))
+
+
+def _no_transcripts(folder: Path, format: str | None) -> InputError:
+    return InputError(
+        "the folder holds no transcripts or traces" + (f" of format {format}" if format else ""),
+        where=str(folder),
+        remedy="Give a folder with .jsonl or .json files (also .gz), such as ~/.claude/projects.",
+    )
+
+
+def _expected(file: FileBytes, known: Format | None, format: str | None) -> Format:
+    """The format to read a named file with."""
     if not file.data.strip():
         raise InputError(
-            "the file is empty", where=str(path), remedy="Give a trace with at least one request."
+            "the file is empty", where=str(file.path), remedy="Give a trace with at least one request."
         )
     for name in FORMATS:
         if format == name:
-            return file, name
-    known = detect(file)
+            return name
     if known is None:
         raise InputError(
             "the format is not recognised",
-            where=str(path),
+            where=str(file.path),
             remedy="Readable are " + ", ".join(FORMATS) + "; force one with --format.",
         )
-    return file, known
+    return known
 
 
 def _read_canonical(

@@ -68,6 +68,7 @@ class Builder:
         self._nodes: dict[str, Node] = {}
         self._contexts: dict[str, Context] = {}
         self.bad_places: list[str] = []  # rows left out because they do not fit the others
+        self.bad_sessions: list[str] = []  # those of them that are session lines
 
     def sessions(self, trace: CanonicalTrace) -> list[Session]:
         """Sessions of `trace` in the order of their root lines."""
@@ -107,7 +108,8 @@ class Builder:
 
     def _bad_session(self, bad: BadRowError, place: str) -> None:
         self._bad(bad, place)
-        self._report.rows_read += 1  # only requests count as rows, unless they are dropped
+        self._report.rows_read += 1  # a session line is a row only where it is dropped
+        self.bad_sessions.append(place)
 
     def _open_contexts(self, trace: CanonicalTrace) -> list[Context]:
         opened: list[Context] = []

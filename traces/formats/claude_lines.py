@@ -16,7 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 from msgspec import Struct
-from replicast.traces.canonical_io import BAD_JSON, Tokens, bad_row, reason
+from replicast.traces.canonical_io import BAD_JSON, MAX_TOKENS, Tokens, bad_row, reason
 from replicast.traces.files import FileBytes, numbered_lines
 from replicast.traces.report import ImportReport
 
@@ -206,6 +206,8 @@ def _assistant(line: _Line, place: str, context: Lines, agents: Agents, report: 
         if prompt == 0:
             report.dropped["empty prompt"] += 1
             return
+        if prompt > MAX_TOKENS:
+            raise msgspec.ValidationError(f"a prompt of {prompt} tokens - at `$.message.usage`")
         time_s = _time_s(line)
         name = message.id or line.request_id or line.uuid or place
         reply = Reply(

@@ -39,7 +39,7 @@ _BLOCK_SIZES = (512, 16, 32, 64, 128, 256, 1024)
 class _Row(Struct):
     input_length: PromptTokens
     output_length: Tokens
-    timestamp: Duration | None = None
+    timestamp: Annotated[float, Meta(ge=0, le=1e14)] | None = None
     delay: Duration | None = None
     hash_ids: list[Annotated[int, Meta(ge=0)]] | None = None
     session_id: str | int | None = None
