@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 from replicast.calibration.buckets import HISTOGRAM_EDGES, N_EDGES, token_edges
-from replicast.calibration.readers.duckdb_collector import INSTALL
+from replicast.calibration.readers.duckdb_open import INSTALL
 from replicast.sim.errors import InputError
 
 # The label, beside model and engine, that splits a metric.

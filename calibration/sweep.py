@@ -123,6 +123,7 @@ class Given:
     model: str | None = None
     vllm_version: str | None = None
     gpu: str | None = None
+    gpus: int | None = None
     instance: str | None = None
     max_num_batched_tokens: int | None = None
     max_num_seqs: int | None = None

@@ -27,7 +27,7 @@ NEW_BOOT = re.compile(r"vLLM API server version|Initializing a V1 LLM engine")
 INTEGERS = (
     "max_num_batched_tokens", "max_num_seqs", "max_model_len", "block_size", "num_gpu_blocks",
     "kv_pool_tokens", "tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size",
-    "num_speculative_tokens",
+    "num_speculative_tokens", "gpus",
 )  # fmt: skip
 FLAGS = ("enable_prefix_caching", "enable_chunked_prefill", "async_scheduling")
 NUMBERS = ("gpu_memory_utilization", "price_usd_per_hour")
