@@ -17,9 +17,9 @@ lint: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Writes docs/cli.md from --help; a test fails where it was forgotten.
+# Writes docs/cli.md from --help, and the outputs in README.md; a test fails where it was forgotten.
 docs: $(VENV)/.installed-test
-	$(BIN)/python docs/generate_cli.py
+	$(BIN)/python docs/generate.py
 
 $(VENV)/bin/python:
 	@test -n "$(PYTHON)" || { echo "replicast needs Python 3.11 or later: make PYTHON=/path/to/python3.11 ..."; exit 1; }

@@ -121,9 +121,7 @@ def main() -> None:
 @click.option(
     "--stagger",
     type=SECONDS,
-    default=DEFAULTS.stagger_s,
-    show_default=True,
-    help="The first live sessions start within this time, seconds.",
+    help="The first live sessions start within this time, seconds.  [default: 60, or a session's delays]",
 )
 @click.option(
     "--warmup", type=SECONDS, help="Seconds left out of the measurement.  [default: chosen and shown]"
@@ -159,7 +157,7 @@ def main() -> None:
 @click.option("--quiet", is_flag=True, help="No progress, no assumptions; warnings stay.")
 @click.pass_context
 def replay(ctx: click.Context, /, traces: tuple[Path, ...], **options: Any) -> None:
-    """Replay recorded sessions against several replica counts: what developers wait, and what it costs.
+    """Replay recorded sessions against several replica counts: what is waited and paid.
 
     \b
     replicast replay sessions.jsonl.gz --profile qwen3.6-35b-h200 --replicas 1,2,4,8 --sessions 40
@@ -305,7 +303,7 @@ main.add_command(profile)
     "--out", type=PATH, default="demo-out", show_default=True, metavar="DIR", help="Where the files go."
 )
 def demo(out: Path) -> None:
-    """The whole tour on made-up sessions: make a trace, look at it, replay it; no GPU, no network.
+    """The whole tour on made-up sessions: no GPU, no network, some seconds.
 
     \b
     replicast demo
@@ -313,3 +311,7 @@ def demo(out: Path) -> None:
     from replicast import cli_demo
 
     cli_demo.run(out, main)
+
+
+if __name__ == "__main__":
+    main(prog_name="replicast")

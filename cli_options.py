@@ -103,7 +103,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def engine_flags(command: F) -> F:
     """One option for each field of `EngineArgs`, by its vLLM name; unset means as profile or vLLM say."""
-    kinds: dict[str, click.ParamType] = {
+    kinds: dict[str, Any] = {
         "int": click.INT,
         "float": Number(),
         "str": click.STRING,

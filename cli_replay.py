@@ -18,7 +18,7 @@ from replicast.sim.config import EngineArgs
 from replicast.sim.defaults import ResolvedConfig, resolve
 from replicast.sim.errors import InputError
 from replicast.sim.fleet.config import FleetConfig
-from replicast.sim.fleet.run import RunResult
+from replicast.sim.fleet.result import RunResult
 from replicast.sim.planning.cost import Task, mean_session
 from replicast.sim.planning.replay import Progress, Study, replay
 from replicast.sim.planning.summary import ReplayRow, summarise
@@ -114,6 +114,7 @@ def run(ask: Ask, *, keep: bool, progress: Callable[[int], Progress] | None = No
         *_input_warnings(profile, resolved, trace),
         *_merged(run_warnings, len(rows)),
         *_few_samples(rows),
+        *_short(ask, rows),
     )
     timing = {
         "simulated_requests": finished,
@@ -149,8 +150,23 @@ def _merged(warnings: Sequence[tuple[int, Warned]], runs: int) -> Iterable[Warne
     for replicas, warned in warnings:
         counts.setdefault(warned, []).append(replicas)
     for warned, of in counts.items():
-        whose = "" if len(of) == runs else f"with {', '.join(map(str, of))} replicas: "
+        whose = "" if len(of) == runs else f"with {_counts(of)}: "
         yield Warned(warned.code, whose + warned.text)
+
+
+def _short(ask: Ask, rows: Sequence[ReplayRow]) -> Iterable[Warned]:
+    warmup = ask.fleet.warmup_s or 0.0
+    short = [row.replicas for row in rows if row.window_start_s < warmup]
+    if short:
+        yield Warned(
+            "warm-up", f"with {_counts(short)} the run ended before --warmup {warmup:g}: nothing was left out"
+        )
+
+
+def _counts(replicas: Sequence[int]) -> str:
+    return (
+        plural(replicas[0], "replica") if len(replicas) == 1 else f"{', '.join(map(str, replicas))} replicas"
+    )
 
 
 def _few_samples(rows: Sequence[ReplayRow]) -> Iterable[Warned]:
@@ -159,8 +175,8 @@ def _few_samples(rows: Sequence[ReplayRow]) -> Iterable[Warned]:
         yield Warned(
             "few-samples",
             f"too few independent requests for a 95% range of TTFT p90 with "
-            f"{', '.join(str(row.replicas) for row in few)} replicas "
-            f"(at least 36, and more where requests of a session are alike)",
+            f"{_counts([row.replicas for row in few])} "
+            "(at least 36, and more where requests of a session are alike)",
         )
 
 
@@ -231,8 +247,20 @@ def assumptions(reply: Answer) -> list[str]:
         f"{reply.profile.name} ({reply.profile.status}), vLLM {reply.resolved.vllm_version}, "
         f"{engine.num_gpu_blocks:,} blocks of {engine.block_size}, budget {engine.max_num_batched_tokens:,}, "
         f"seats {engine.max_num_seqs:,}, longest {engine.max_model_len:,}",
+        *_windows(reply.rows),
     ]
     return lines + list(report.notes)
+
+
+def _windows(rows: Sequence[ReplayRow]) -> Iterable[str]:
+    """Which part of each run is measured, and why, runs with the same rules together."""
+    rules: dict[tuple[str, str], list[ReplayRow]] = {}
+    for row in rows:
+        rules.setdefault((row.window_start_rule, row.window_end_rule), []).append(row)
+    for (start, end), of in rules.items():
+        whose = "" if len(of) == len(rows) else f" with {_counts([row.replicas for row in of])}"
+        spans = ", ".join(f"{row.window_start_s:,.0f} to {row.window_end_s:,.0f} s" for row in of)
+        yield f"measured{whose}: {spans} (start: {start}; end: {end})"
 
 
 def text(reply: Answer, *, quiet: bool = False) -> str:

@@ -112,7 +112,12 @@ def synth(out: Path | None, sessions: int, seed: int, preset: str, **knobs: floa
         path = out or Path(folder) / "made.jsonl"
         write_canonical(made, path)
         stats = describe(load_trace([path]).sessions)
-    click.echo(compare_table(compare(spec, stats)))
+    compared = compare(spec, stats)
+    click.echo(
+        compare_table(compared)
+        if compared
+        else "Nothing to compare: the scales change every figure of the preset."
+    )
     if out:
         click.echo(f"Written to {out}: {plural(sessions, 'session')}, seed {seed}")
 

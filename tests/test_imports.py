@@ -21,9 +21,9 @@ LIBRARIES = {
     "simpy": ["sim/fleet"],
     "matplotlib": ["sim/report()"],
     "click": ["cli.py", "cli_options.py", "cli_trace.py", "cli_demo.py"],
-    "pandas": ["sim/report()", "sim/fleet()", "sim/planning()", "traces()", "calibration()"],
-    "pyarrow": ["sim/report()", "sim/fleet()", "traces()", "calibration()"],
-    "scipy": ["sim/planning()", "calibration()", "traces()"],
+    "pandas": ["sim/report()", "sim/fleet()", "sim/planning()", "traces()", "calibration"],
+    "pyarrow": ["sim/report()", "sim/fleet()", "traces()", "calibration"],
+    "scipy": ["sim/planning()", "calibration", "traces"],
 }
 
 

@@ -19,7 +19,8 @@ from replicast.sim.config import EngineConfig
 from replicast.sim.engine.step_time import StepTime
 from replicast.sim.errors import InputError
 from replicast.sim.fleet.config import FleetConfig
-from replicast.sim.fleet.run import RunResult, simulate
+from replicast.sim.fleet.result import RunResult
+from replicast.sim.fleet.run import simulate
 from replicast.sim.workload import Session
 
 Progress = Callable[[int, int], None]  # runs done, requests finished of the run under way
@@ -91,4 +92,4 @@ def _parallel(
                 process.terminate()
         raise
     finally:
-        executor.shutdown(wait=False, cancel_futures=True)
+        executor.shutdown(cancel_futures=True)

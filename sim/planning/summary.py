@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from replicast.sim.fleet.run import RunResult, binding
+from replicast.sim.fleet.result import RunResult, binding
 from replicast.sim.planning.cost import Task, cost, fleet_usd_per_hour, usd_per_developer_hour
 from replicast.sim.planning.quantiles import NOTHING, Estimate, mean, quantile, ratio, required_n
 
@@ -31,6 +31,8 @@ class ReplayRow:
     duration_s: float
     window_start_s: float
     window_end_s: float
+    window_start_rule: str
+    window_end_rule: str
     ttft_p50_s: Estimate
     ttft_p90_s: Estimate
     ttft_p99_s: Estimate
@@ -107,6 +109,8 @@ def summarise(result: RunResult, price_usd_per_hour: float | None, task: Task | 
         duration_s=result.duration_s,
         window_start_s=window.start_s,
         window_end_s=window.end_s,
+        window_start_rule=window.start_rule,
+        window_end_rule=window.end_rule,
         ttft_p50_s=quantile(ttft[served], 0.5, by[served]),
         ttft_p90_s=quantile(ttft[served], 0.9, by[served]),
         ttft_p99_s=quantile(ttft[served], 0.99, by[served]) if enough else NOTHING,

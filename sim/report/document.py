@@ -26,6 +26,8 @@ _PLAIN = {
     "requests_unfinished",
     "requests_rejected",
     "requests_measured",
+    "window_start_rule",
+    "window_end_rule",
     "binds",
     "blocked_share",
 }

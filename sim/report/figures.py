@@ -69,7 +69,8 @@ def _parts(axes: Axes, rows: Sequence[ReplayRow]) -> None:
         axes.bar(range(len(rows)), heights, bottom=bottoms, color=color, label=label, width=0.6)
         bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
     axes.set_title("What the mean TTFT is made of")
-    axes.legend(frameon=False)
+    axes.set_ylim(top=max(bottoms) * 1.35 or 1.0)  # room for the legend
+    axes.legend(frameon=False, ncols=2, loc="upper center")
 
 
 def write_figure(figure: Figure, path: Path) -> None:

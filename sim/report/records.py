@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from replicast.sim.fleet.run import RunResult
+from replicast.sim.fleet.result import RunResult
 from replicast.sim.report.files import write_atomically
 
 if TYPE_CHECKING:

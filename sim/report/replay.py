@@ -49,7 +49,7 @@ def waiting_table(rows: Sequence[ReplayRow]) -> str:
     """What developers wait."""
     header = [
         "replicas",
-        "requests",
+        "measured",
         "TTFT p50",
         "95% range",
         "TTFT p90",

@@ -1,0 +1,38 @@
+"""`replicast demo`: the tour, by running the very commands that a user would type."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import click
+
+PROFILE = "qwen3.8-27b-l40s"
+SYNTH = "--sessions 30 --seed 7 --preset fresh --turns-scale 0.2 --prompt-scale 0.5 --output-scale 0.3"
+GAPS = "--tool-gap-scale 0.3 --human-gap-scale 0.1"
+REPLAY = "--replicas 1,2,4 --sessions 10 --router session-affinity --seed 7"
+NEXT = (
+    f"replicast replay ~/.claude/projects --profile {PROFILE} --replicas 1,2,4,8 --sessions 40 --out result"
+)
+
+
+def run(out: Path, replicast: click.Group) -> None:
+    """Make sessions, replay them, name the next command."""
+    sessions = out / "sessions.jsonl.gz"
+    tour = (
+        (
+            "Sessions of coding agents, made up after the statistics of real ones (no GPU, no network):",
+            f"replicast trace synth {SYNTH} {GAPS} -o {shlex.quote(str(sessions))}",
+        ),
+        (
+            "How many servers do 10 developers need who work like that at the same time?",
+            f"replicast replay {shlex.quote(str(sessions))} --profile {PROFILE} {REPLAY} "
+            f"--out {shlex.quote(str(out))}",
+        ),
+    )
+    for why, command in tour:
+        click.echo(f"{why}\n$ {command}\n")
+        replicast.main(shlex.split(command)[1:], prog_name="replicast", standalone_mode=False)
+        click.echo()
+    click.echo(f"Figure: {out / 'replay.png'}")
+    click.echo(f"Next, on your own sessions: {NEXT}")

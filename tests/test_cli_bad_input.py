@@ -1,0 +1,152 @@
+"""Bad input: one clear message, exit code 1 or 2, no traceback, nothing half-written."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from replicast.cli import main
+
+PROFILE = ["--profile", "qwen3.8-27b-l40s"]
+
+
+def row(turn: int, **changes: object) -> dict[str, object]:
+    base = {
+        "id": f"a#{turn}",
+        "session": "a",
+        "turn": turn,
+        "prompt_tokens": 1000 + turn,
+        "output_tokens": 10,
+    }
+    return base | changes
+
+
+def trace(folder: Path, *rows: dict[str, object] | str) -> Path:
+    head = [{"canon": 1}, {"session": "a", "kind": "root"}]
+    lines = [*map(json.dumps, head), *(r if isinstance(r, str) else json.dumps(r) for r in rows)]
+    path = folder / "trace.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def fails(*arguments: str | Path, code: int = 1) -> str:
+    done = CliRunner().invoke(main, [str(argument) for argument in arguments])
+    assert done.exit_code == code, done.output
+    assert isinstance(done.exception, SystemExit), done.exception
+    assert done.stdout == ""
+    assert done.stderr.count("Error: ") == 1, done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ((row(0), '{"id": '), "trace.jsonl"),
+        ((row(0), row(1, output_tokens=-4)), "trace.jsonl"),
+        ((row(0), row(1, prompt_tokens=10**12)), "trace.jsonl"),
+        ((row(0), row(1, id="a#0")), "a#0"),
+        ((row(0), row(1, wait_for=["nobody"])), "nobody"),
+        ((row(0, wait_for=["a#1"]), row(1)), "trace.jsonl"),
+    ],
+    ids=["broken", "negative", "absurd", "duplicate", "unknown", "cycle"],
+)
+def test_bad_rows(tmp_path: Path, rows: tuple[dict[str, object] | str, ...], said: str) -> None:
+    path = trace(tmp_path, *rows)
+    out = tmp_path / "out"
+    assert said in fails("replay", path, *PROFILE, "--out", out)
+    assert not out.exists()
+    assert "trace.jsonl" in fails("trace", "convert", path, "-o", out / "x.jsonl")
+    assert not out.exists()
+
+
+def test_bad_rows_can_be_skipped_and_are_counted(tmp_path: Path) -> None:
+    path = trace(tmp_path, row(0), row(1, output_tokens=-4))
+    done = CliRunner().invoke(main, ["replay", str(path), *PROFILE, "--skip-bad-rows"])
+    assert done.exit_code == 0, done.output
+    assert "Warning [dropped-rows]: 1 of " in done.stderr
+
+
+def test_files_that_hold_no_trace(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.jsonl"
+    empty.touch()
+    cut = tmp_path / "cut.jsonl.gz"
+    cut.write_bytes(gzip.compress(b'{"canon": 1}\n' * 999)[:-20])
+    junk = tmp_path / "junk.jsonl"
+    junk.write_bytes(bytes(range(256)) * 9)
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    for path in (empty, cut, junk, folder, tmp_path / "absent.jsonl"):
+        assert path.name in fails("replay", path, *PROFILE)
+
+
+def test_output_folder_is_checked_before_anything_else(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    for out in (file, file / "below"):
+        message = fails("replay", tmp_path / "absent.jsonl", *PROFILE, "--out", out)
+        assert "cannot write here" in message
+        assert "absent" not in message
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--replicas", "0"],
+        ["--replicas", "2,many"],
+        ["--replicas", "1000000000"],
+        ["--sessions", "0"],
+        ["--price", "nan"],
+        ["--price", "-1"],
+        ["--token-scale", "inf"],
+        ["--task-tokens", "5"],
+        ["--router", "magic"],
+        ["--seed", "-1"],
+        ["--horizon", "0"],
+        ["--open-loop", "--loop", "closed"],
+    ],
+)
+def test_wrong_usage(tmp_path: Path, arguments: list[str]) -> None:
+    fails("replay", trace(tmp_path, row(0)), *PROFILE, *arguments, code=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--profile", "nix"], "qwen3.6-35b-h200"),
+        ([*PROFILE, "--vllm-version", "banana"], "banana"),
+        ([*PROFILE, "--max-model-len", "1000000"], "KV cache"),
+        ([*PROFILE, "--max-num-batched-tokens", "8", "--max-num-seqs", "9"], "max_num_seqs"),
+        ([*PROFILE, "--max-model-len", "500"], "every request is longer"),
+        ([*PROFILE, "--open-loop"], "recorded start"),
+        ([*PROFILE, "--models", "("], "--models"),
+    ],
+)
+def test_what_cannot_run(tmp_path: Path, arguments: list[str], said: str) -> None:
+    assert said in fails("replay", trace(tmp_path, row(0)), *arguments)
+
+
+def test_ctrl_c_ends_with_130_and_no_traceback(tmp_path: Path) -> None:
+    path = trace(tmp_path, row(0))
+    endless = (
+        "import time\nimport replicast.sim.planning.replay as replay\n"
+        "def simulate(*_, **__):\n    print('runs', flush=True)\n    time.sleep(60)\n"
+        "replay.simulate = simulate\nfrom replicast.cli import main\nmain()"
+    )
+    for jobs in ("1", "2"):
+        out = tmp_path / f"out{jobs}"
+        more = ["--jobs", jobs, "--replicas", "1,2", "--out", str(out)]
+        program = [sys.executable, "-c", endless, "replay", str(path), *PROFILE, *more]
+        child = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert child.stdout is not None
+        assert child.stdout.read(4) == "runs"
+        child.send_signal(signal.SIGINT)
+        _, stderr = child.communicate(timeout=30)
+        assert "Traceback" not in stderr
+        assert child.returncode == 130, stderr
+        assert not out.exists()
