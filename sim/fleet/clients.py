@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from replicast.sim.errors import InputError
 from replicast.sim.fleet.config import FleetConfig, capped_delay
-from replicast.sim.fleet.events import ARRIVAL, Call, Clock
+from replicast.sim.fleet.events import ARRIVAL, Call, Clock, Repeating
 from replicast.sim.ticks import Tick, ticks
 from replicast.sim.workload import Seconds, Session, Turn
 
@@ -59,6 +59,8 @@ class Clients:
         self._live: dict[int, _Live] = {}
         self._next_session = 0
         self._arrivals: Iterator[tuple[Tick, int, int]] = iter(())
+        self._next_arrival = (0, 0, 0)
+        self._arrives = Repeating(clock, self._recorded)
         self._timed_turns: dict[int, int] = {}
         self._num_to_run = len(sessions)
         self.stopped = False  # nothing new is sent any more
@@ -110,32 +112,30 @@ class Clients:
 
     def _open_session(self, index: int) -> _Live:
         turns = self._sessions[index].turns
+        live = self._live[index] = _Live([len(turn.depends_on) for turn in turns], {}, 0)
         by_clock = self._fleet.loop == "open"
-        dependents: dict[int, list[int]] = {}
         for t, turn in enumerate(turns):
-            if not (by_clock and turn.arrival_s is not None):
+            if turn.depends_on and not (by_clock and turn.arrival_s is not None):
                 for before in turn.depends_on:
-                    dependents.setdefault(before, []).append(t)
-        live = _Live([len(turn.depends_on) for turn in turns], dependents, 0)
-        self._live[index] = live
+                    live.dependents.setdefault(before, []).append(t)
         self.num_started += 1
         return live
 
     def _await_arrival(self) -> None:
         arrival = next(self._arrivals, None)
         if arrival is not None:
-            delay = arrival[0] - self._clock.tick
-            Call(self._clock, delay, ARRIVAL, self._recorded, arrival[1:])
+            self._next_arrival = arrival
+            self._clock.schedule(self._arrives, ARRIVAL, arrival[0] - self._clock.tick)
 
-    def _recorded(self, event: Call) -> None:
-        index, turn_index = event.about
+    def _recorded(self, event: Repeating) -> None:
+        event.callbacks = event.calls
+        _, index, turn_index = self._next_arrival
         self._await_arrival()
         if self.stopped:
             return
         live = self._live.get(index)
         if live is None:
-            live = self._open_session(index)
-            live.pending = self._timed_turns.pop(index)
+            self._open_session(index).pending = self._timed_turns.pop(index)
         self._send_or_drop(index, turn_index)
 
     def _due(self, event: Call) -> None:

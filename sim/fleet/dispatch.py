@@ -8,12 +8,11 @@ fails there as HTTP 400 does, and `max_tokens` is cut to what `max_model_len` le
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from replicast.sim.config import EngineConfig
 from replicast.sim.fleet.config import FleetConfig
 from replicast.sim.fleet.events import ARRIVAL, REPLY, Call, Clock
-from replicast.sim.fleet.records import Recorder, RecordStatus
+from replicast.sim.fleet.records import Flight, Recorder, RecordStatus
 from replicast.sim.fleet.replica import Replica
 from replicast.sim.fleet.routers import RoutedRequest, Router
 from replicast.sim.request import Request
@@ -21,16 +20,6 @@ from replicast.sim.ticks import Tick, ticks
 from replicast.sim.workload import Segment, Session
 
 Replied = Callable[[int, int, bool], None]
-
-
-class Flight(NamedTuple):
-    """What the fleet remembers of a request on its way."""
-
-    session_index: int
-    turn_index: int
-    arrival: Tick
-    replica: int
-    routed: RoutedRequest
 
 
 class Dispatcher:
@@ -64,7 +53,6 @@ class Dispatcher:
         self.num_rejected = 0
         self.num_clipped_outputs = 0
         self.num_raised_outputs = 0
-        self.last_reply: Tick = 0
 
     @property
     def num_in_flight(self) -> int:
@@ -138,20 +126,14 @@ class Dispatcher:
         flight = _flight(request)
         del self._in_flight[request.request_id]
         self._router.replied(flight.routed, flight.replica)
-        self._record(request, status)
-        self.last_reply = self._clock.tick
+        self.recorder.add(request, flight, self._delivery, status)
         self._on_reply(flight.session_index, flight.turn_index, status is RecordStatus.REJECTED)
 
     def record_unfinished(self) -> None:
         """Record what is still in flight when the run ends."""
         for request in self._in_flight.values():
-            self._record(request, RecordStatus.UNFINISHED)
-
-    def _record(self, request: Request, status: RecordStatus) -> None:
-        session_index, turn_index, arrival, replica, _ = _flight(request)
-        self.recorder.add(request, session_index, turn_index, replica, arrival, self._delivery, status)
+            self.recorder.add(request, _flight(request), self._delivery, RecordStatus.UNFINISHED)
 
 
 def _flight(request: Request) -> Flight:
-    assert isinstance(request.tag, Flight)
-    return request.tag
+    return request.tag  # type: ignore[return-value]  # the fleet puts nothing else there

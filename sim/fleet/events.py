@@ -57,3 +57,18 @@ class Call(Event):
         self._value = None
         self._ok = True
         clock.schedule(self, priority, delay)
+
+
+class Repeating(Event):
+    """An event that can be scheduled again and again, also while it is still on the queue.
+
+    SimPy takes the callbacks from an event that it processes, so the callback's first act is to
+    put them back: `event.callbacks = event.calls`.
+    """
+
+    def __init__(self, clock: Clock, callback: Callable[[Repeating], None]) -> None:
+        self.env = clock
+        self.calls = [callback]
+        self.callbacks = self.calls
+        self._value = None
+        self._ok = True

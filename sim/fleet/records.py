@@ -17,10 +17,11 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from replicast.sim.fleet.routers import RoutedRequest
 from replicast.sim.request import Request
 from replicast.sim.ticks import TICKS_PER_S, Tick
 from replicast.sim.workload import Session
@@ -141,7 +142,18 @@ _INTS = (
     "preemptions",
     "status",
 )
+_NAN = float("nan")
 _FLOATS = ("arrival_s", "front_end_s", "input_wait_s", "queue_s", "prefill_s", "decode_s", "delivery_s")
+
+
+class Flight(NamedTuple):
+    """What the fleet remembers of a request on its way."""
+
+    session_index: int
+    turn_index: int
+    arrival: Tick
+    replica: int
+    routed: RoutedRequest
 
 
 class Recorder:
@@ -151,17 +163,9 @@ class Recorder:
         self._ints = array("q")
         self._floats = array("d")
 
-    def add(
-        self,
-        request: Request,
-        session_index: int,
-        turn_index: int,
-        replica: int,
-        arrival: Tick,
-        delivery: Tick,
-        status: RecordStatus,
-    ) -> None:
-        """Record `request`, which reached the fleet at `arrival`."""
+    def add(self, request: Request, flight: Flight, delivery: Tick, status: RecordStatus) -> None:
+        """Record `request` as it is now."""
+        session_index, turn_index, arrival, replica, _ = flight
         self._ints.extend(
             (
                 request.request_id,
@@ -178,15 +182,16 @@ class Recorder:
         handed = request.arrival_tick
         queued, scheduled = request.queued_tick, request.scheduled_tick
         first, last = request.first_token_tick, request.finish_tick
+        # Ticks, as floats; `finish` divides whole columns.
         self._floats.extend(
             (
-                arrival / TICKS_PER_S,
-                _span(arrival, handed),
-                _span(handed, queued),
-                _span(queued, scheduled),
-                _span(scheduled, first),
-                _span(first, last),
-                delivery / TICKS_PER_S,
+                arrival,
+                handed - arrival,
+                _NAN if queued is None else queued - handed,
+                _NAN if queued is None or scheduled is None else scheduled - queued,
+                _NAN if scheduled is None or first is None else first - scheduled,
+                _NAN if first is None or last is None else last - first,
+                delivery,
             )
         )
 
@@ -204,13 +209,9 @@ class Recorder:
         columns = {
             name: ints[order, i].astype(np.int64) for i, name in enumerate(_INTS) if name != "request_id"
         }
-        times = {name: floats[order, i].astype(np.float64) for i, name in enumerate(_FLOATS)}
+        times = {name: floats[order, i] / TICKS_PER_S for i, name in enumerate(_FLOATS)}
         measured = (times["arrival_s"] >= window[0]) & (times["arrival_s"] <= window[1])
         return Records(sessions=sessions, measured=measured, **columns, **times)
-
-
-def _span(start: Tick | None, stop: Tick | None) -> float:
-    return float("nan") if start is None or stop is None else (stop - start) / TICKS_PER_S
 
 
 def _empty(width: int) -> Floats:

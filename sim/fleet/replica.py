@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from replicast.sim.config import EngineConfig
 from replicast.sim.engine import Engine
-from replicast.sim.fleet.events import BEGIN, COMPLETE, Call, Clock
+from replicast.sim.fleet.events import BEGIN, COMPLETE, Clock, Repeating
 from replicast.sim.fleet.timeline import Timeline
 from replicast.sim.request import Request
 from replicast.sim.ticks import Tick
@@ -32,6 +32,8 @@ class Replica:
         self._on_finished = on_finished
         self._armed: Tick | None = None
         self._begins = False
+        self._step_ends = Repeating(clock, self._complete)
+        self._step_begins = Repeating(clock, self._begin_now)
 
     def submit(self, request: Request) -> None:
         """Hand `request` to the engine now: the last thing that an ARRIVAL does."""
@@ -48,9 +50,10 @@ class Replica:
         tick = self.engine.next_tick
         if tick is not None and tick != self._armed:
             self._armed = tick
-            Call(self._clock, tick - now, COMPLETE, self._complete)
+            self._clock.schedule(self._step_ends, COMPLETE, tick - now)
 
-    def _complete(self, _: Call) -> None:
+    def _complete(self, event: Repeating) -> None:
+        event.callbacks = event.calls
         now = self._clock.tick
         engine = self.engine
         if engine.next_tick != now:
@@ -69,9 +72,10 @@ class Replica:
             self._begin(now)
         else:
             self._begins = True
-            Call(self._clock, 0, BEGIN, self._begin_now)
+            self._clock.schedule(self._step_begins, BEGIN, 0)
 
-    def _begin_now(self, _: Call) -> None:
+    def _begin_now(self, event: Repeating) -> None:
+        event.callbacks = event.calls
         self._begins = False
         self._begin(self._clock.tick)
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from replicast.sim.config import EngineConfig
-from replicast.sim.engine import Engine
+from replicast.sim.engine import Engine, EngineStats
 from replicast.sim.ticks import TICKS_PER_S, Tick
 
 Blocker = Literal["seats", "token_budget", "kv_blocks"]
@@ -66,7 +66,8 @@ class Timeline:
 
     def look(self, now: Tick, engine: Engine, *, begun: bool = False) -> None:
         """Take over the state of `engine` from `now` on; `begun` if a step could just begin."""
-        self.advance(now)
+        if now != self._now:
+            self.advance(now)
         self._running = running = engine.num_running
         self._waiting = waiting = engine.num_waiting
         self._kv_usage = engine.kv_cache_usage
@@ -75,34 +76,34 @@ class Timeline:
         if waiting > self.peak_waiting:
             self.peak_waiting = waiting
         if begun:
-            self._blocker = self._judge(engine) if waiting else None
-            self._num_steps = engine.stats.num_steps
-            self._step_tokens = engine.stats.step_token_sum
+            stats = engine.stats
+            self._blocker = self._judge(stats) if waiting else None
+            self._num_steps = stats.num_steps
+            self._step_tokens = stats.step_token_sum
 
-    def _judge(self, engine: Engine) -> int | None:
-        steps = engine.stats.num_steps - self._num_steps
+    def _judge(self, stats: EngineStats) -> int | None:
+        steps = stats.num_steps - self._num_steps
         if self._running >= self._config.max_num_seqs:
             return 0
         if not steps:
             return self._blocker
-        tokens = engine.stats.step_token_sum - self._step_tokens
+        tokens = stats.step_token_sum - self._step_tokens
         full = tokens >= steps * self._config.max_num_batched_tokens
         roomy = self._kv_usage * self._config.num_usable_blocks <= self._free_for_any
         return 1 if full or roomy else 2
 
     def advance(self, now: Tick) -> None:
         """Let time pass to `now` with nothing changed."""
-        span = now - self._now
-        if not span:
-            return
         if now >= self._next_mark:
             self._pass_marks(now)
-        self._running_sum += self._running * span
-        self._waiting_sum += self._waiting * span
-        self._kv_sum += self._kv_usage * span
-        if self._blocker is not None:
-            self._blocked[self._blocker] += span
+        span = now - self._now
         self._now = now
+        self._running_sum += self._running * span
+        self._kv_sum += self._kv_usage * span
+        if self._waiting:
+            self._waiting_sum += self._waiting * span
+            if self._blocker is not None:
+                self._blocked[self._blocker] += span
 
     def _pass_marks(self, now: Tick) -> None:
         while self._next_mark <= now:
