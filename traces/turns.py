@@ -67,11 +67,13 @@ class Builder:
         self._streams = Streams()
         self._nodes: dict[str, Node] = {}
         self._contexts: dict[str, Context] = {}
+        self._all_ids: frozenset[str] | None = None  # of the trace at hand, made when first needed
         self.bad_places: list[str] = []  # rows left out because they do not fit the others
         self.bad_sessions: list[str] = []  # those of them that are session lines
 
     def sessions(self, trace: CanonicalTrace) -> list[Session]:
         """Sessions of `trace` in the order of their root lines."""
+        self._all_ids = None
         contexts = self._open_contexts(trace)
         self._claim_shared(trace)
         trees: dict[str, list[Node]] = {
@@ -217,10 +219,9 @@ class Builder:
         found = self._nodes.get(name)
         context = node.context
         if found is None:
-            later = name == node.request.id or any(
-                isinstance(line, TraceRequest) and line.id == name for line in trace.lines
-            )
-            if later:
+            if self._all_ids is None:
+                self._all_ids = frozenset(line.id for line in trace.lines if isinstance(line, TraceRequest))
+            if name in self._all_ids:
                 raise BadRowError(
                     "wait_for is not earlier",
                     f"{node.request.id!r} waits for {name!r}, which does not come before it:"
