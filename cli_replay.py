@@ -94,10 +94,14 @@ def run(ask: Ask, *, keep: bool, progress: Callable[[int], Progress] | None = No
     rows: list[ReplayRow] = []
     results: list[RunResult] = []
     run_warnings: list[tuple[int, Warned]] = []
-    finished = 0
-    for result in replay(
-        study, ask.replica_counts, jobs=ask.jobs, progress=progress(turns) if progress else None
-    ):
+    finished, simulate_s = 0, 0.0
+    runs = replay(study, ask.replica_counts, jobs=ask.jobs, progress=progress(turns) if progress else None)
+    while True:
+        started = since_process_start()
+        result = next(runs, None)
+        simulate_s += since_process_start() - started
+        if result is None:
+            break
         fleet = result.fleet if not rows else fleet
         rows.append(summarise(result, price, task))
         run_warnings += [(result.fleet.replicas, Warned(w.code, w.text)) for w in result.warnings]
@@ -109,7 +113,6 @@ def run(ask: Ask, *, keep: bool, progress: Callable[[int], Progress] | None = No
             f"every request is longer than max_model_len ({resolved.config.max_model_len:,} tokens)",
             remedy="Give a larger --max-model-len, or leave out long sessions.",
         )
-    simulated = since_process_start()
     warnings = (
         *_input_warnings(profile, resolved, trace),
         *_merged(run_warnings, len(rows)),
@@ -120,7 +123,7 @@ def run(ask: Ask, *, keep: bool, progress: Callable[[int], Progress] | None = No
         "simulated_requests": finished,
         "import_s": imported,
         "load_s": loaded - imported,
-        "simulate_s": simulated - loaded,
+        "simulate_s": simulate_s,
     }
     return Answer(ask, profile, resolved, trace, fleet, tuple(rows), warnings, tuple(results), timing)
 
@@ -237,7 +240,8 @@ def assumptions(reply: Answer) -> list[str]:
         live = f"closed loop, {plural(ask.fleet.sessions, 'session')} live"
     else:
         live = "closed loop, 10 sessions a replica live"
-    think = f"human gaps capped at {fleet.think_cap_s:g} s, " if fleet.think_cap_s is not None else ""
+    capped = fleet.loop != "open" and fleet.think_cap_s is not None
+    think = f"human gaps capped at {fleet.think_cap_s:g} s, " if capped else ""
     reuse = "reused" if ask.loading.get("reply_reuse", True) else "not reused"
     engine = reply.resolved.config
     lines = [

@@ -6,20 +6,24 @@ import os
 import time
 from pathlib import Path
 
-_LOADED = time.monotonic()
+
+def _age() -> float:
+    """Seconds from the start of the process to now; 0 where it cannot be told."""
+    try:
+        fields = Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+        started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+        return max(time.clock_gettime(time.CLOCK_BOOTTIME) - started, 0.0)
+    except (OSError, ValueError, IndexError, AttributeError):
+        return 0.0
+
+
+_BEFORE, _LOADED = _age(), time.monotonic()
 
 
 def since_process_start() -> float:
     """Seconds since the operating system started this process.
 
-    Linux tells in field 22 of `/proc/self/stat`, to 10 ms; elsewhere the count begins when this
-    module is loaded, some tens of milliseconds late.
+    Linux tells the start in field 22 of `/proc/self/stat`, to 10 ms; elsewhere the count begins when
+    this module is loaded, some tens of milliseconds late.
     """
-    loaded = time.monotonic() - _LOADED
-    try:
-        fields = Path("/proc/self/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-        started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
-        age = time.clock_gettime(time.CLOCK_BOOTTIME) - started
-    except (OSError, ValueError, IndexError, AttributeError):
-        return loaded
-    return age if age >= loaded else loaded
+    return _BEFORE + time.monotonic() - _LOADED
