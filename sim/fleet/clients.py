@@ -104,11 +104,14 @@ class Clients:
         turns = self._sessions[index].turns
         live = self._open_session(index)
         roots = [t for t, turn in enumerate(turns) if not turn.depends_on]
-        live.pending = len(roots)
+        live.pending = max(len(roots), 1)
         for t in roots:
             Call(self._clock, 0, ARRIVAL, self._due, (index, t))
         if not roots:
-            self._finish_session(index)
+            Call(self._clock, 0, ARRIVAL, self._nothing_to_send, index)
+
+    def _nothing_to_send(self, event: Call) -> None:
+        self._ended(event.about)
 
     def _open_session(self, index: int) -> _Live:
         turns = self._sessions[index].turns
@@ -148,15 +151,16 @@ class Clients:
         else:
             self._send(index, turn_index)
 
-    def replied(self, index: int, turn_index: int, *, rejected: bool = False) -> None:
+    def replied(self, index: int, turn_index: int, rejected: bool) -> None:
         """The reply to a turn has reached its client now."""
         live = self._live[index]
         if rejected and self._fleet.over_length == "truncate-session" and not live.truncated:
             live.truncated = True
             self.num_truncated += 1
-        if not live.truncated:
+        dependents = live.dependents.get(turn_index)
+        if dependents and not live.truncated:
             turns = self._sessions[index].turns
-            for t in live.dependents.get(turn_index, ()):
+            for t in dependents:
                 live.missing[t] -= 1
                 if not live.missing[t]:
                     live.pending += 1

@@ -23,7 +23,10 @@ Replied = Callable[[int, int, bool], None]
 
 
 class Dispatcher:
-    """Takes turns, gives them to replicas, records them; `on_reply(session, turn, rejected)`."""
+    """Takes turns, gives them to replicas and records them.
+
+    `replicas` and `on_reply(session_index, turn_index, rejected)` are set before the run.
+    """
 
     def __init__(
         self,
@@ -32,7 +35,6 @@ class Dispatcher:
         config: EngineConfig,
         fleet: FleetConfig,
         router: Router,
-        on_reply: Replied,
         progress: Callable[[int], None] | None,
     ) -> None:
         self._clock = clock
@@ -43,10 +45,10 @@ class Dispatcher:
         self._per_token = ticks(fleet.front_end.per_prompt_token_s)
         self._delivery = ticks(fleet.front_end.delivery_s)
         self._router = router
-        self._on_reply = on_reply
         self._progress = progress
         self._in_flight: dict[int, Request] = {}
         self.replicas: list[Replica] = []
+        self.on_reply: Replied = _nobody
         self.recorder = Recorder()
         self.num_submitted = 0
         self.num_finished = 0
@@ -127,7 +129,7 @@ class Dispatcher:
         del self._in_flight[request.request_id]
         self._router.replied(flight.routed, flight.replica)
         self.recorder.add(request, flight, self._delivery, status)
-        self._on_reply(flight.session_index, flight.turn_index, status is RecordStatus.REJECTED)
+        self.on_reply(flight.session_index, flight.turn_index, status is RecordStatus.REJECTED)
 
     def record_unfinished(self) -> None:
         """Record what is still in flight when the run ends."""
@@ -137,3 +139,7 @@ class Dispatcher:
 
 def _flight(request: Request) -> Flight:
     return request.tag  # type: ignore[return-value]  # the fleet puts nothing else there
+
+
+def _nobody(session_index: int, turn_index: int, rejected: bool) -> None:
+    raise AssertionError("nobody waits for replies")

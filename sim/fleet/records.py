@@ -13,11 +13,11 @@ end is NaN. A rejected request has its front-end time only.
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, NamedTuple
+from struct import Struct
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -142,8 +142,10 @@ _INTS = (
     "preemptions",
     "status",
 )
+_TIMES = ("arrival_s", "front_end_s", "input_wait_s", "queue_s", "prefill_s", "decode_s", "delivery_s")
+_ROW = Struct(f"={len(_INTS)}q{len(_TIMES)}d")
+_DTYPE = np.dtype([(name, np.int64) for name in _INTS] + [(name, np.float64) for name in _TIMES])
 _NAN = float("nan")
-_FLOATS = ("arrival_s", "front_end_s", "input_wait_s", "queue_s", "prefill_s", "decode_s", "delivery_s")
 
 
 class Flight(NamedTuple):
@@ -157,62 +159,42 @@ class Flight(NamedTuple):
 
 
 class Recorder:
-    """Takes requests as they end, in any order; two flat arrays hold them row after row."""
+    """Takes requests as they end, in any order, and packs them row after row."""
 
     def __init__(self) -> None:
-        self._ints = array("q")
-        self._floats = array("d")
+        self._rows = bytearray()
 
     def add(self, request: Request, flight: Flight, delivery: Tick, status: RecordStatus) -> None:
-        """Record `request` as it is now."""
+        """Record `request` as it is now; times in ticks, as floats."""
         session_index, turn_index, arrival, replica, _ = flight
-        self._ints.extend(
-            (
-                request.request_id,
-                session_index,
-                turn_index,
-                replica,
-                request.num_prompt_tokens,
-                request.num_cached_tokens or 0,
-                request.num_output_tokens,
-                request.num_preemptions,
-                status,
-            )
-        )
         handed = request.arrival_tick
         queued, scheduled = request.queued_tick, request.scheduled_tick
         first, last = request.first_token_tick, request.finish_tick
-        # Ticks, as floats; `finish` divides whole columns.
-        self._floats.extend(
-            (
-                arrival,
-                handed - arrival,
-                _NAN if queued is None else queued - handed,
-                _NAN if queued is None or scheduled is None else scheduled - queued,
-                _NAN if scheduled is None or first is None else first - scheduled,
-                _NAN if first is None or last is None else last - first,
-                delivery,
-            )
+        self._rows += _ROW.pack(
+            request.request_id,
+            session_index,
+            turn_index,
+            replica,
+            request.num_prompt_tokens,
+            request.num_cached_tokens or 0,
+            request.num_output_tokens,
+            request.num_preemptions,
+            status,
+            arrival,
+            handed - arrival,
+            _NAN if queued is None else queued - handed,
+            _NAN if queued is None or scheduled is None else scheduled - queued,
+            _NAN if scheduled is None or first is None else first - scheduled,
+            _NAN if first is None or last is None else last - first,
+            delivery,
         )
 
     def finish(self, sessions: Sequence[Session], window: tuple[float, float]) -> Records:
         """The columns in order of arrival; requests that arrived in `window` are the measured ones."""
-        ints = (
-            np.frombuffer(self._ints, dtype=np.int64).reshape(-1, len(_INTS))
-            if self._ints
-            else _empty(len(_INTS))
-        )
-        floats = (
-            np.frombuffer(self._floats).reshape(-1, len(_FLOATS)) if self._floats else _empty(len(_FLOATS))
-        )
-        order = np.argsort(ints[:, 0])
-        columns = {
-            name: ints[order, i].astype(np.int64) for i, name in enumerate(_INTS) if name != "request_id"
-        }
-        times = {name: floats[order, i] / TICKS_PER_S for i, name in enumerate(_FLOATS)}
-        measured = (times["arrival_s"] >= window[0]) & (times["arrival_s"] <= window[1])
-        return Records(sessions=sessions, measured=measured, **columns, **times)
-
-
-def _empty(width: int) -> Floats:
-    return np.empty((0, width))
+        rows = np.frombuffer(self._rows, dtype=_DTYPE)
+        rows = rows[np.argsort(rows["request_id"])]
+        columns: dict[str, Any] = {name: rows[name].copy() for name in _INTS if name != "request_id"}
+        columns |= {name: rows[name] / TICKS_PER_S for name in _TIMES}
+        arrival_s = columns["arrival_s"]
+        measured = (arrival_s >= window[0]) & (arrival_s <= window[1])
+        return Records(sessions=sessions, measured=measured, **columns)

@@ -91,9 +91,7 @@ class _Run:
         self._seed = seed
         self._clock = clock = Clock()
         router = make_router(fleet, config, _generator(seed, _ROUTER))
-        self._dispatcher = dispatcher = Dispatcher(
-            clock, sessions, config, fleet, router, self._replied, progress
-        )
+        self._dispatcher = dispatcher = Dispatcher(clock, sessions, config, fleet, router, progress)
         self._replicas = [
             Replica(clock, config, engines(config, step_time), dispatcher.on_finished)
             for _ in range(fleet.replicas)
@@ -102,6 +100,7 @@ class _Run:
         self._clients = Clients(
             clock, sessions, fleet, _generator(seed, _STARTS), dispatcher.send, self._session_ended
         )
+        dispatcher.on_reply = self._clients.replied
         enough = fleet.sessions is not None and len(sessions) >= GENERATIONS * fleet.sessions
         self._watches_end = enough
         self._watches_start = enough and fleet.warmup_s is None
@@ -109,9 +108,6 @@ class _Run:
         self._end: _Mark | None = None
         self._last: _Mark | None = None
         self._start_rule, self._end_rule = START_OF_RUN, END_OF_RUN
-
-    def _replied(self, session_index: int, turn_index: int, rejected: bool) -> None:
-        self._clients.replied(session_index, turn_index, rejected=rejected)
 
     def _session_ended(self, replaced: bool) -> None:
         if self._watches_start and self._clients.num_finished == self._fleet.sessions:
