@@ -257,3 +257,12 @@ def test_paths_that_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be written"):
         convert([good], good / "below-a-file.jsonl")
     assert load_trace([good, good]).report.notes
+
+
+def test_the_documented_example_loads(tmp_path: Path) -> None:
+    text = (Path(__file__).resolve().parents[1] / "docs/trace-format.md").read_text()
+    example = tmp_path / "example.jsonl"
+    example.write_text(text.split("```json\n")[1].split("```")[0])
+    turns = load_trace([example]).sessions[0].turns
+    assert [turn.depends_on for turn in turns] == [(), (0,), (0, 1)]
+    assert turns[0].prompt[0] == turns[2].prompt[0]
