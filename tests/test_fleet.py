@@ -289,6 +289,41 @@ def test_what_binds_is_read_off_the_replicas() -> None:
     assert binding(seats).seats == pytest.approx(8 / 9)
 
 
+def busy_replica(engine: EngineConfig, prompt: int, output: int) -> RunResult:
+    sessions = [
+        Session(
+            f"{s}",
+            (Turn("a", "a", (), 0.0, (Segment(s, 0, prompt),), (Segment(99, 0, output),), prompt, output),),
+        )
+        for s in range(8)
+    ]
+    step_time = StepTime.from_seconds(memory_fixed_s=0.01, compute_per_token_s=1e-4)
+    return simulate(sessions, engine, step_time, FleetConfig(stagger_s=0.0), seed=1)
+
+
+def test_a_full_step_and_a_full_pool_are_told_apart() -> None:
+    budget = EngineConfig(num_gpu_blocks=100_000, max_num_batched_tokens=512, max_model_len=8000)
+    assert binding(busy_replica(budget, prompt=4000, output=5)).binds == "token_budget"
+    blocks = EngineConfig(num_gpu_blocks=201, max_model_len=3200)
+    assert binding(busy_replica(blocks, prompt=1500, output=100)).binds == "kv_blocks"
+
+
+class CutShort(OneByOne):
+    """An arrival ends the running step early, as a jump is cut."""
+
+    def submit(self, request: Request, now: Tick) -> None:
+        super().submit(request, now)
+        if self.next_tick is not None:
+            self.next_tick = min(self.next_tick, now + TICKS_PER_S // 10)
+
+
+def test_a_wake_up_that_came_too_late_does_nothing() -> None:
+    timed = [session(turn(f"{i}", arrival_s=at), start_s=at) for i, at in enumerate([0.0, 0.5, 0.55, 3.0])]
+    result = simulate(timed, ENGINE, STEP_TIME, FleetConfig(), seed=1, engines=CutShort)
+    # The second arrival cuts the first request's step to end at 0.6, the third cannot cut it further.
+    np.testing.assert_allclose(result.records.e2e_s, [0.6, 1.1, 2.05, 1.0])
+
+
 def test_the_series_is_bounded_and_its_bins_are_exact_means() -> None:
     timeline = Timeline(ENGINE)
     engine = OneByOne(ENGINE, STEP_TIME)
