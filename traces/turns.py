@@ -74,6 +74,8 @@ class Builder:
     def sessions(self, trace: CanonicalTrace) -> list[Session]:
         """Sessions of `trace` in the order of their root lines."""
         self._all_ids = None
+        if len(trace.places) != len(trace.lines):  # made in memory
+            trace.places = [f"line {number} of the trace" for number in range(2, len(trace.lines) + 2)]
         contexts = self._open_contexts(trace)
         self._claim_shared(trace)
         trees: dict[str, list[Node]] = {
