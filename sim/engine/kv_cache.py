@@ -22,7 +22,7 @@ The one exception, two requests that computed the same block, is in `duplicates.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import chain
 
 from replicast.sim.engine.content_tree import ContentTree, Node
@@ -80,7 +80,7 @@ class KVCache:
         self.tree = ContentTree(block_size)
         self.queue = FreeQueue(self.tree.root)
         self.duplicates = Duplicates(self)
-        self.holders: list[RequestBlocks] = []
+        self.holders: Sequence[RequestBlocks] = []
         self.sync: Callable[[object], None] = lambda writer: None
 
     @property

@@ -1,0 +1,149 @@
+"""What an engine notes of each request it holds, and what passes between its scheduler and its loop."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections import deque
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from replicast.sim.config import EngineConfig, Policy
+from replicast.sim.engine.kv_cache import RequestBlocks
+from replicast.sim.request import Request
+
+
+class RequestState(RequestBlocks):
+    """A request in `waiting` or `running`: its blocks, and counts that only the engine knows.
+
+    The scheduler (one step, row by row) reads and writes the first group. A jump (`macro.py`) keeps
+    the second instead: while a request decodes in every step, its computed tokens are
+    `base` + the engine's step counter.
+    """
+
+    __slots__ = (
+        "base",
+        "is_prefill_chunk",
+        "leave",
+        "max_tokens",
+        "num_draft_tokens",
+        "num_in_flight_tokens",
+        "num_output_placeholders",
+        "num_outputs",
+        "num_stale_output_tokens",
+        "num_verifications",
+        "request",
+        "runs_past_eos",
+        "seat",
+    )
+
+    def __init__(self, request: Request, config: EngineConfig) -> None:
+        self.nodes = []
+        self.ends = []
+        self.num_blocks = 0
+        self.num_published = 0
+        self.index = -1
+        self.copies = None
+
+        self.request = request
+        room = config.max_model_len - request.num_prompt_tokens
+        # A request that will end by EOS was sent with a limit it does not reach.
+        wanted = request.max_tokens
+        eos = request.stops_at_eos
+        self.max_tokens = max(room, 1) if eos else wanted
+        self.num_draft_tokens = 0  # proposed for its next step
+        self.num_verifications = 0
+        self.num_output_placeholders = 0  # tokens that steps in flight will give it
+        self.num_in_flight_tokens = 0
+        self.num_stale_output_tokens = 0  # those in flight since before its preemption
+        self.is_prefill_chunk = False  # its last step sampled nothing
+
+        self.num_outputs = wanted if wanted <= room else max(room, 1)  # that it will generate
+        self.runs_past_eos = eos and config.async_scheduling and wanted < room
+        self.base = 0
+        self.leave = -1  # the first step without it
+        self.seat = 0  # its place in the order of `running`
+
+    def num_accepted(self, num_drafts: int, accept: tuple[int, ...]) -> int:
+        """How many of a step's drafts the model confirms; `accept` goes round."""
+        if not num_drafts:
+            return 0
+        accepted = accept[self.num_verifications % len(accept)]
+        self.num_verifications += 1
+        return min(accepted, num_drafts)
+
+
+class ScheduledRow(NamedTuple):
+    """What one request does in a step."""
+
+    state: RequestState
+    num_scheduled_tokens: int
+    num_computed_tokens: int  # before the step, prefix hits included
+    num_draft_tokens: int  # among the scheduled tokens
+    num_sampled_tokens: int  # that the step will give it, 0 for a chunk that is not the last
+
+
+@dataclass(slots=True)
+class SchedulerOutput:
+    """One step: rows in vLLM's order, and the requests preempted to make room, in that order."""
+
+    rows: list[ScheduledRow]
+    preempted: list[RequestState]
+
+
+class FCFSQueue(deque[RequestState]):
+    """`waiting`, first come, first served; a preempted request goes to the front."""
+
+    def add(self, state: RequestState) -> None:
+        """Take in a new request."""
+        self.append(state)
+
+    def prepend(self, state: RequestState) -> None:
+        """Take back a preempted request."""
+        self.appendleft(state)
+
+    def peek(self) -> RequestState:
+        """The head."""
+        return self[0]
+
+    def take(self) -> RequestState:
+        """Remove the head."""
+        return self.popleft()
+
+    def would_lead(self, request: Request) -> bool:
+        """Whether `request` would be the head if it came now."""
+        return not self
+
+
+def _urgency(state: RequestState) -> tuple[int, int, int]:
+    request = state.request
+    return (-request.priority, -request.arrival_tick, -request.request_id)
+
+
+class PriorityQueue(list[RequestState]):
+    """`waiting` by (priority, arrival, id), small first; kept sorted with the head at the end."""
+
+    def add(self, state: RequestState) -> None:
+        """Take in a request, new or preempted."""
+        insort(self, state, key=_urgency)
+
+    prepend = add
+
+    def peek(self) -> RequestState:
+        """The head."""
+        return self[-1]
+
+    def take(self) -> RequestState:
+        """Remove the head."""
+        return self.pop()
+
+    def would_lead(self, request: Request) -> bool:
+        """Whether `request` would be the head if it came now."""
+        return not self or request.priority < self[-1].request.priority
+
+
+Waiting = FCFSQueue | PriorityQueue
+
+
+def waiting_queue(policy: Policy) -> Waiting:
+    """An empty `waiting` for `policy`."""
+    return PriorityQueue() if policy == "priority" else FCFSQueue()

@@ -1,0 +1,28 @@
+"""The engine in jumps equals the engine step by step: in every tick, hit, preemption and counter."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from fuzz_engines import difference
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 10**9), st.sampled_from(["", "plain", "plain sync", "plain async"]))
+def test_jumps_equal_steps(seed: int, features: str) -> None:
+    found = difference(seed, features, Counter())
+    assert found is None, f"seed {seed} {features!r}: {found}"
+
+
+# Cases that once differed.
+@pytest.mark.parametrize("seed", [25, 95, 181, 310, 370, 524, 845, 983, 987])
+def test_cases_that_once_differed(seed: int) -> None:
+    assert difference(seed, "", Counter()) is None
