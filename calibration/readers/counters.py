@@ -1,7 +1,7 @@
 """Counters of one window -> a `SweepLevel`, whatever database they come from.
 
 Rules:
-* A counter's increase over a window is the sum of its steps. Where any counter of an engine falls,
+* A counter's increase over a window is its last less its first value. Where any counter of an engine falls,
   the server has restarted: every counter of that engine counts from 0 at that scrape.
 * A series that first appears after the first scrape was born at 0 (labels appear at first use).
 * Engines (data-parallel ranks, replicas behind one scrape) are added: the level is that of the whole

@@ -20,13 +20,14 @@ from replicast.calibration.readers.flat_csv import is_flat_csv, read_flat_csv
 from replicast.calibration.readers.performance_json import is_performance_summary, read_performance_json
 from replicast.calibration.readers.prometheus import is_exposition, is_range_export, read_prometheus
 from replicast.calibration.readers.requests_csv import is_requests_csv, read_requests_csv
+from replicast.calibration.readers.run_summary import is_run_summary, read_run_summary
 from replicast.calibration.readers.text import parse_json, read_json, read_text
 from replicast.calibration.sweep import Given, Sweep
 from replicast.sim.errors import InputError
 
 FORMATS = (
     "duckdb-collector", "performance-summary", "prometheus", "sweep-csv", "vllm-bench-serve", "guidellm",
-    "aiperf", "requests-csv",
+    "aiperf", "requests-csv", "run-summary",
 )  # fmt: skip
 MANIFEST = "manifest"
 NEVER = (".md", ".py", ".sh", ".png", ".svg", ".yaml", ".yml", ".toml", ".log", ".wal", ".html")
@@ -127,6 +128,7 @@ def _detect_json(path: Path, text: str) -> str:
         (guidellm.is_guidellm, "guidellm"),
         (aiperf.is_aiperf_record, "aiperf"),
         (aiperf.is_aiperf_summary, "aiperf"),
+        (is_run_summary, "run-summary"),
     )
     for fits, name in checks:
         if fits(value):
@@ -228,4 +230,6 @@ def _read(
         return read_performance_json(files[0], model=model, load_s=load_s)
     if name == "sweep-csv":
         return read_flat_csv(files[0], model=model, load_s=load_s)
+    if name == "run-summary":
+        return read_run_summary(files[0], model=model)
     return read_requests_csv(files[0], model=model)

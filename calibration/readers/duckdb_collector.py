@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -37,7 +36,7 @@ from replicast.sim.errors import InputError
 if TYPE_CHECKING:
     import duckdb
 
-LEVEL_NAME = re.compile(r"^(?P<model>.+)_c(?P<concurrency>[0-9]+)$", re.DOTALL)
+LEVEL_NAME = re.compile(r"^(?P<model>.+)_c(?P<concurrency>0*[1-9][0-9]*)$", re.DOTALL)
 
 
 class _Session(NamedTuple):
@@ -123,7 +122,7 @@ def _read(
         format="duckdb-collector",
         levels=levels,
         model=series or model_name,
-        given=replace(given, model=model_name).over(Given()),
+        given=Given(model=model_name, sources=(("model", "model_name"),) if model_name else ()).over(given),
         inputs=(input_file(path, sum(session.scrapes for session in sessions)),) if path.is_file() else (),
         dropped=tuple(sorted(dropped.items())),
         notes=tuple(notes),
@@ -190,9 +189,12 @@ def _models(
     names = list(dict.fromkeys(session.model for session in sessions))
     rows = connection.execute(
         """
-        SELECT json_extract_string(labels, '$.model_name') AS model,
-               max(CASE WHEN metric = 'vllm:generation_tokens_total' THEN value ELSE 0 END)
-        FROM metric_samples GROUP BY 1 HAVING model IS NOT NULL ORDER BY 1
+        WITH series AS (
+            SELECT CAST(labels AS VARCHAR) AS labels,
+                   max(CASE WHEN metric = 'vllm:generation_tokens_total' THEN value ELSE 0 END) AS tokens
+            FROM metric_samples GROUP BY 1)
+        SELECT json_extract_string(labels, '$.model_name') AS model, max(tokens)
+        FROM series GROUP BY 1 HAVING model IS NOT NULL ORDER BY 1
         """
     ).fetchall()
     return names, {str(name): float(tokens) for name, tokens in rows}

@@ -23,7 +23,6 @@ MARKERS = (
     "vllm:request_num_preemptions_count", "vllm:prompt_tokens_cached_by_source_total",
     "vllm:admission_rejections_total",
 )  # fmt: skip
-INSTALL = "pip install 'replicast[sweep]'"
 
 
 def prepare(connection: duckdb.DuckDBPyConnection, session_ids: list[str], model_name: str | None) -> None:
@@ -74,53 +73,61 @@ def increases(connection: duckdb.DuckDBPyConnection) -> Increases:
     odd = connection.execute(
         "SELECT count(*) FROM points WHERE value IS NULL OR NOT isfinite(value)"
     ).fetchone()
-    connection.execute(
-        """
-        CREATE OR REPLACE TEMP TABLE steps AS
-        SELECT *, lag(value) OVER (PARTITION BY session_id, series_id ORDER BY n) AS before,
-               min(n) OVER (PARTITION BY session_id) AS first_n
-        FROM points
-        WHERE isfinite(value) AND (metric LIKE '%\\_total' ESCAPE '\\' OR metric LIKE '%\\_bucket' ESCAPE '\\'
-              OR metric LIKE '%\\_sum' ESCAPE '\\' OR metric LIKE '%\\_count' ESCAPE '\\')
-        """
-    )
+    # A restart resets all counters together, so the few that are not buckets show it.
     connection.execute(
         """
         CREATE OR REPLACE TEMP TABLE falls AS
-        SELECT DISTINCT session_id, engine, n, at_s FROM steps WHERE value < before
+        SELECT DISTINCT session_id, engine, n, at_s FROM (
+            SELECT session_id, engine, n, at_s, value,
+                   lag(value) OVER (PARTITION BY session_id, series_id ORDER BY n) AS before
+            FROM points WHERE isfinite(value)
+                AND (suffix(metric, '_total') OR suffix(metric, '_count') OR suffix(metric, '_sum')))
+        WHERE value < before
         """
     )
+    fallen = connection.execute(
+        "SELECT DISTINCT session_id, at_s FROM falls ORDER BY session_id, at_s"
+    ).fetchall()
+    # The life of the server that a scrape belongs to: how often it had restarted by then.
+    life = (
+        "(SELECT count(*) FROM falls f "
+        "WHERE f.session_id = p.session_id AND f.engine = p.engine AND f.n <= p.n)"
+        if fallen
+        else "0"
+    )
     rows = connection.execute(
-        """
-        SELECT t.session_id, s.metric, s.labels,
-               sum(CASE WHEN t.before IS NULL THEN (CASE WHEN t.n > t.first_n THEN t.value ELSE 0 END)
-                        WHEN f.n IS NOT NULL THEN t.value
-                        ELSE t.value - t.before END),
-               max(CASE WHEN t.before IS NULL AND t.n > t.first_n AND t.value > 0 THEN 1 ELSE 0 END)
-        FROM steps t
-        JOIN series s USING (series_id)
-        LEFT JOIN falls f ON f.session_id = t.session_id AND f.engine = t.engine AND f.n = t.n
-        GROUP BY t.session_id, s.metric, s.labels ORDER BY t.session_id, s.metric, s.labels
+        f"""
+        WITH starts AS (SELECT session_id, min(n) AS first_n FROM points GROUP BY session_id),
+        ends AS (
+            SELECT p.session_id, p.series_id, {life} AS life, min(p.n) AS born,
+                   arg_min(p.value, p.n) AS low, arg_max(p.value, p.n) AS high
+            FROM points p
+            WHERE isfinite(p.value) AND (suffix(p.metric, '_total') OR suffix(p.metric, '_count')
+                  OR suffix(p.metric, '_sum') OR suffix(p.metric, '_bucket'))
+            GROUP BY 1, 2, 3)
+        SELECT e.session_id, s.metric, s.labels, e.high,
+               CASE WHEN e.life = 0 AND e.born = t.first_n THEN e.low ELSE 0 END,
+               e.life = 0 AND e.born > t.first_n AND e.high > 0
+        FROM ends e JOIN series s USING (series_id) JOIN starts t USING (session_id)
+        ORDER BY e.session_id, e.series_id, e.life
         """
     ).fetchall()
     totals: dict[str, dict[tuple[str, str], float]] = {}
     engines: dict[str, list[str]] = {}
     late: dict[str, int] = {}
-    for session_id, metric, labels, increase, born_late in rows:
+    for session_id, metric, labels, high, low, born_late in rows:
         name, label_map = plain_name(metric), json.loads(labels)
         if not is_counter(name):
             continue
         of_session = totals.setdefault(str(session_id), {})
         key = (name, sub_label(label_map))
-        of_session[key] = of_session.get(key, 0.0) + float(increase)
+        of_session[key] = of_session.get(key, 0.0) + (float(high) - float(low))
         known = engines.setdefault(str(session_id), [])
         if (engine := engine_of(label_map)) not in known:
             known.append(engine)
         late[str(session_id)] = late.get(str(session_id), 0) + int(born_late)
     resets: dict[str, list[float]] = {}
-    for session_id, at in connection.execute(
-        "SELECT DISTINCT session_id, at_s FROM falls ORDER BY session_id, at_s"
-    ).fetchall():
+    for session_id, at in fallen:
         resets.setdefault(str(session_id), []).append(float(at))
     return Increases(totals, engines, resets, late, int(odd[0]) if odd else 0)
 

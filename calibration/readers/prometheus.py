@@ -15,7 +15,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -102,7 +101,7 @@ def read_prometheus(
         format="prometheus",
         levels=levels,
         model=model or named or chosen,
-        given=replace(given, model=chosen).over(Given()),
+        given=Given(model=chosen, sources=(("model", "model_name"),) if chosen else ()).over(given),
         inputs=tuple(inputs),
         dropped=tuple(sorted(dropped.items())),
         notes=tuple(dict.fromkeys(notes)),

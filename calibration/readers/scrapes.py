@@ -125,17 +125,15 @@ def _falls(inside: Mapping[SeriesKey, Mapping[float, float]]) -> dict[str, tuple
 
 
 def _increase(series: Mapping[float, float], first_s: float, falls: Sequence[float]) -> float:
-    """Sum of steps; from 0 where the engine restarted or where the series was born in the window."""
-    total, before, before_at = 0.0, None, 0.0
+    """Last less first value in each life of the server; from 0 after a restart or a late birth."""
+    total, base, last, before_at = 0.0, 0.0, None, 0.0
     for at, value in series.items():
-        if before is None:
-            total += value if at > first_s else 0.0
+        if last is None:
+            base = value if at == first_s else 0.0
         elif any(before_at < fall <= at for fall in falls):
-            total += value
-        else:
-            total += value - before
-        before, before_at = value, at
-    return total
+            total, base = total + (last - base), 0.0
+        last, before_at = value, at
+    return total if last is None else total + (last - base)
 
 
 def config_labels(scrapes: ScrapeSet) -> list[dict[str, str]]:
