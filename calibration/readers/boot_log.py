@@ -48,6 +48,7 @@ ALIASES: Mapping[str, str] = {
     "num_gpu_blocks_override": "num_gpu_blocks",
     "gpu_mem_util": "gpu_memory_utilization",
     "cache_dtype": "kv_cache_dtype",
+    "precision": "quantization",
     "max_seq_len": "max_model_len",
     "chunked_prefill_enabled": "enable_chunked_prefill",
 }

@@ -33,7 +33,7 @@ def read_run_summary(path: Path, *, model: str | None = None) -> Sweep:
     name = run.get("model")
     if model is not None and model != name:
         raise InputError(f"no model {model} in this file", where=where, remedy=f"its model is {name}")
-    workload = mapping(run["workload_spec"], "workload_spec", where)
+    workload = _workload(mapping(run["workload_spec"], "workload_spec", where))
     stages = workload.get("stages")
     measured = [key for key in sorted(run["actual_ms"]) if key.startswith("stage_")]
     if not isinstance(stages, list) or len(stages) != len(measured) or not measured:
@@ -60,6 +60,17 @@ def read_run_summary(path: Path, *, model: str | None = None) -> Sweep:
         inputs=(input_file(path, len(levels)),),
         notes=tuple(notes),
     )
+
+
+def _workload(spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The named profile's form: lengths and [rate, seconds] at the top, as the exact form has them inside."""
+    inner = spec.get("inference_perf")
+    if not isinstance(inner, dict) or not isinstance(inner.get("stages"), list):
+        return spec
+    stages = [
+        [stage.get("rate"), stage.get("duration")] for stage in inner["stages"] if isinstance(stage, dict)
+    ]
+    return {**spec, **(inner.get("shared_prefix") or {}), "stages": stages}
 
 
 def _level(
