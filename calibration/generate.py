@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 from replicast.calibration.buckets import HISTOGRAM_EDGES, N_EDGES, token_edges
 from replicast.calibration.readers.duckdb_open import INSTALL
 from replicast.sim.errors import InputError
@@ -222,6 +221,8 @@ def _write_session(
     max_model_len: int,
     config: Mapping[str, str] | None,
 ) -> int:
+    import pandas as pd
+
     name = session.name or f"{model}_c{session.concurrency}"
     # Keyed by place and name, so that the same sweep gives the same ids.
     session_id = str(uuid.uuid5(uuid.NAMESPACE_URL, f"replicast/{number}/{name}"))

@@ -307,6 +307,27 @@ def test_half_written_database(tmp_path: Path, keep: int) -> None:
         read_sweep(path)
 
 
+def test_damaged_database_is_not_called_locked(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.duckdb", two_levels()[0])
+    data = bytearray(path.read_bytes())
+    for at in range(8200, len(data), 5000):
+        data[at] ^= 0xFF
+    path.write_bytes(bytes(data))
+    with pytest.raises(InputError, match="not a readable DuckDB database|cannot be read to its end"):
+        read_sweep(path)
+
+
+def test_unwritten_log_of_a_killed_collector_is_read(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.duckdb", two_levels()[0])
+    code = (
+        "import duckdb, os, sys; c = duckdb.connect(sys.argv[1]); "
+        'c.execute("UPDATE collector_sessions SET stopped_at = NULL"); os._exit(9)'
+    )
+    subprocess.run([sys.executable, "-c", code, str(path)], check=False)
+    assert (tmp_path / "a.duckdb.wal").exists()
+    assert all("never closed" in level.notes[0] for level in read_sweep(path).levels)
+
+
 def test_database_of_another_schema(tmp_path: Path) -> None:
     path = tmp_path / "a.duckdb"
     with duckdb.connect(str(path)) as connection:

@@ -31,8 +31,8 @@ def open_collector(path: Path) -> duckdb.DuckDBPyConnection:
     try:
         connection = duckdb.connect(str(path), read_only=True)
     except Exception as error:
-        text = str(error)
-        if "lock" in text.lower():
+        # "block" is in many messages of damage, so the whole words of DuckDB are looked for.
+        if any(words in str(error).lower() for words in ("set lock", "conflicting lock", "another process")):
             raise InputError(
                 "the database is locked by another process",
                 where=str(path),
