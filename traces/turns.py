@@ -2,8 +2,7 @@
 
 One `Session` per root and all its sub-agents, turns in file order; whatever a turn waits for or
 takes its prefix from must come before it. A turn waits for `wait_for`, or the previous turn of its
-context, or (first turn of a sub-agent) `spawn_after`. Its delay is `delay_s`, or `tool_s` plus
-`think_s`, or what the recorded arrivals leave, or 0 and counted.
+context, or (first turn of a sub-agent) `spawn_after`; `timing.py` says for how long after.
 
 Turns of models that are not served go last: who waited for one inherits what it waited for, and
 the time it took.
@@ -13,6 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from replicast.sim.errors import InputError
@@ -31,8 +31,7 @@ from replicast.traces.content import (
     scaled,
 )
 from replicast.traces.report import ImportReport
-
-_ROUNDED = re.compile(r"clock_rounded_(\d{1,3})s")
+from replicast.traces.timing import arrivals_of, delay_of, e2e_s
 
 
 class BadRowError(Exception):
@@ -127,7 +126,8 @@ class Builder:
             except BadRowError as bad:
                 self._bad_session(bad, place)
                 continue
-            context = Context(line, place, Growing(self._streams), Growing(self._streams))
+            session = line if self._share else replace(line, shared_prefix=None)
+            context = Context(session, place, Growing(self._streams), Growing(self._streams))
             self._contexts[line.session] = context
             opened.append(context)
         header = trace.header
@@ -166,10 +166,6 @@ class Builder:
         return root
 
     def _claim_shared(self, trace: CanonicalTrace) -> None:
-        if not self._share:
-            for member in self._contexts.values():
-                member.session.shared_prefix = None
-            return
         for line in trace.lines:
             if not isinstance(line, TraceRequest) or line.turn or not isinstance(line.prefix, BlockPrefix):
                 continue
@@ -241,8 +237,7 @@ class Builder:
 
     def _session(self, tree: list[Node], trace: CanonicalTrace) -> Session | None:
         report, pattern, scale = self._report, self._models, self._scale
-        arrivals = self._arrivals(tree, trace)
-        base_s = next((arrival for arrival in arrivals if arrival is not None), None)
+        arrivals = arrivals_of(tree, trace.header, self._jitter, report)
         depends: list[tuple[int, ...]] = []  # on kept turns, by their new index
         extra: list[float] = []  # time of dropped turns in between
         kept: dict[int, int] = {}
@@ -252,7 +247,7 @@ class Builder:
             waits = node.waits_for
             delay_s = request.delay_s
             if delay_s is None:
-                delay_s = self._delay(request, waits, tree, arrivals[position], arrivals, base_s)
+                delay_s = delay_of(node, tree, arrivals, report)
             inherited: set[int] = set()
             passed_s = 0.0
             for index in waits:
@@ -265,7 +260,7 @@ class Builder:
             depends.append(waiting)
             if pattern is not None and not pattern.search(request.model or ""):
                 report.dropped["model not served"] += 1
-                extra.append(passed_s + delay_s + _seconds(request.obs, "e2e_s"))
+                extra.append(passed_s + delay_s + e2e_s(request))
                 continue
             extra.append(0.0)
             kept[position] = len(turns)
@@ -306,69 +301,6 @@ class Builder:
         root = tree[0].context.root or tree[0].context
         start_s = turns[0].arrival_s if trace.header.has_global_clock else None
         return Session(root.session.session, tuple(turns), start_s, root.place)
-
-    def _arrivals(self, tree: list[Node], trace: CanonicalTrace) -> list[float | None]:
-        """Recorded arrivals; a session whose stamps lie on a grid starts anywhere in its grid step."""
-        recorded = [node.request.arrival_s for node in tree]
-        if (trace.header.source or {}).get("format") == "weka_trace":
-            return _refined(tree, recorded)
-        step_s = _grid_step_s(tree[0].request)
-        if step_s is None or self._jitter is None:
-            return recorded
-        moved_s = float(self._jitter.uniform(0.0, step_s))
-        self._report.flags["arrival_spread"] += len(tree)
-        return [None if stamp is None else stamp + moved_s for stamp in recorded]
-
-    def _delay(
-        self,
-        request: TraceRequest,
-        waits: Sequence[int],
-        tree: list[Node],
-        arrival_s: float | None,
-        arrivals: Sequence[float | None],
-        base_s: float | None,
-    ) -> float:
-        if request.tool_s is not None or request.think_s is not None:
-            return (request.tool_s or 0.0) + (request.think_s or 0.0)
-        if arrival_s is not None and not waits and base_s is not None:
-            return max(0.0, arrival_s - base_s)
-        ends = [
-            arrival + _seconds(tree[index].request.obs, "e2e_s")
-            for index in waits
-            if (arrival := arrivals[index]) is not None
-        ]
-        if arrival_s is not None and ends:
-            return max(0.0, arrival_s - max(ends))
-        if waits:
-            self._report.flags["delay_unknown"] += 1
-        return 0.0
-
-
-def _refined(tree: list[Node], recorded: list[float | None]) -> list[float | None]:
-    """Stamps in whole seconds, refined by reply and gap of the turn before."""
-    out: list[float | None] = []
-    for node, stamp in zip(tree, recorded, strict=True):
-        request = node.request
-        if stamp is not None and request.turn and request.delay_s is not None:
-            before = node.context.nodes[request.turn - 1].request
-            start, e2e_s = out[node.context.nodes[request.turn - 1].index], _seconds(before.obs, "e2e_s")
-            if start is not None and e2e_s:
-                stamp = min(max(start + e2e_s + request.delay_s, stamp - 0.5), stamp + 0.5)
-        out.append(stamp)
-    return out
-
-
-def _grid_step_s(request: TraceRequest) -> float | None:
-    for flag in request.flags or ():
-        found = _ROUNDED.fullmatch(flag)
-        if found is not None:
-            return float(found[1])
-    return None
-
-
-def _seconds(obs: object, key: str) -> float:
-    value = obs.get(key) if isinstance(obs, dict) else None
-    return float(value) if isinstance(value, int | float) and value > 0 else 0.0
 
 
 def _check_shared(session: TraceSession) -> None:
