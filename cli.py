@@ -206,9 +206,12 @@ def _ask(traces: tuple[Path, ...], flags: EngineArgs, options: dict[str, Any]) -
 
     if options["open_loop"] and options["loop"] not in (None, "open"):
         raise click.UsageError(f"--open-loop and --loop {options['loop']} contradict each other.")
+    loop: Loop | None = "open" if options["open_loop"] else options["loop"]
+    if options["sessions"] and loop in ("open", "partly-open"):
+        raise click.UsageError(f"--sessions is of the closed loop; the {loop} loop takes recorded starts.")
     fleet = FleetConfig(
         router=options["router"],
-        loop="open" if options["open_loop"] else options["loop"],
+        loop=loop,
         sessions=options["sessions"],
         stagger_s=options["stagger"],
         think_cap_s=options["think_cap"],

@@ -109,6 +109,7 @@ def test_output_folder_is_checked_before_anything_else(tmp_path: Path) -> None:
         ["--seed", "-1"],
         ["--horizon", "0"],
         ["--open-loop", "--loop", "closed"],
+        ["--open-loop", "--sessions", "5"],
     ],
 )
 def test_wrong_usage(tmp_path: Path, arguments: list[str]) -> None:
