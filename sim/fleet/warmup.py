@@ -17,7 +17,7 @@ _MIN_BATCHES = 20
 def mser5(observations: NDArray[np.float64]) -> int | None:
     """Number of first observations to drop; None if there are fewer than 100 to judge from.
 
-    >>> mser5(np.concatenate([np.full(50, 9.0), np.tile([1.0, 2.0, 3.0, 2.0, 1.0], 60)]))
+    >>> mser5(np.concatenate([np.full(50, 9.0), np.tile(np.repeat([1.0, 3.0], 5), 30)]))
     50
     """
     n = len(observations) // _BATCH
