@@ -154,10 +154,18 @@ def test_index_matches_exactly_the_longest_prefix_sent(
 
 
 @given(st.lists(st.tuples(contents, st.integers(0, 1)), max_size=60), st.integers(1, 40))
-def test_index_memory_is_bounded_and_keeps_the_newest(sent: list[tuple[Content, int]], capacity: int) -> None:
+def test_index_memory_is_bounded(sent: list[tuple[Content, int]], capacity: int) -> None:
     index = PrefixIndex(2, capacity)
     for content, replica in sent:
         index.insert(content, replica)
         assert max(index.tokens) <= capacity
-        if num_tokens(content) <= capacity:
-            assert index.match(content)[replica] == num_tokens(content)
+        assert max(index.match(content)) <= min(capacity, num_tokens(content))
+
+
+def test_index_forgets_the_least_recently_sent_tail_first() -> None:
+    index = PrefixIndex(1, capacity_tokens=100)
+    system = Segment(0, 0, 40)
+    first, second, third = ((system, Segment(stream, 0, 30)) for stream in (1, 2, 3))
+    for prompt in (first, second, third):
+        index.insert(prompt, 0)
+    assert [index.match(prompt) for prompt in (first, second, third)] == [[40], [70], [70]]
