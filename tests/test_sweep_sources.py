@@ -233,6 +233,29 @@ def test_other_sessions_are_left_out_and_counted(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("scrapes", "busy_until", "load_s"),
+    [
+        (720, 601, 600.0),
+        (720, 580, 600.0),
+        (720, 719, 600.0),
+        (420, 302, 300.0),
+        (91, 70, 70.0),
+        (60, 59, 59.0),
+    ],
+)
+def test_load_ends_where_the_server_falls_idle(
+    tmp_path: Path, scrapes: int, busy_until: int, load_s: float
+) -> None:
+    gauges = [
+        {"num_requests_running": float(n <= busy_until), "num_requests_waiting": 0.0} for n in range(scrapes)
+    ]
+    taken = tuple(Scrape(T0 + n, (EngineState(gauges=one),)) for n, one in enumerate(gauges))
+    level = read_sweep(write(tmp_path / "a.duckdb", [CollectorSession(1, taken)])).levels[0]
+    assert level.load_s == load_s
+    assert level.derived == ("load_s",)
+
+
 def test_a_level_without_requests_is_read_and_said(tmp_path: Path) -> None:
     silent = ServerCounters().snapshot(running=0, waiting=0, kv_usage=0.0)
     dead = CollectorSession(1, tuple(Scrape(T0 + n, (silent,)) for n in range(5)))
@@ -313,7 +336,7 @@ def test_damaged_database_is_not_called_locked(tmp_path: Path) -> None:
     for at in range(8200, len(data), 5000):
         data[at] ^= 0xFF
     path.write_bytes(bytes(data))
-    with pytest.raises(InputError, match="not a readable DuckDB database|cannot be read to its end"):
+    with pytest.raises(InputError, match=r"not a readable DuckDB database|cannot be read to its end"):
         read_sweep(path)
 
 

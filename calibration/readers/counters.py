@@ -6,7 +6,8 @@ Rules:
 * A series that first appears after the first scrape was born at 0 (labels appear at first use).
 * Engines (data-parallel ranks, replicas behind one scrape) are added: the level is that of the whole
   deployment. Running and waiting add up; KV usage is their mean, its peak that of the fullest engine.
-* The drain of the harness that writes these databases is 120 s: `load_seconds`.
+* Load ends where the server falls idle for good; the harness that writes these databases drains for 120 s,
+  so where that fits its round figure is taken (`load_seconds`).
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from replicast.calibration.sweep import HISTOGRAM_FIELDS, Gauge, Given, Histogra
 
 PREFIX = "vllm:"
 DRAIN_S = 120.0
+USUAL_LOADS_S = (300.0, 600.0)
+CLOSE_S = 30.0  # a session may end, or a last reply take, so much before or after the load's end
+IDLE_TAIL_S = 5.0
 
 # vLLM's histogram behind each field of a level.
 HISTOGRAMS: Mapping[str, str] = {
@@ -107,7 +111,7 @@ class CounterWindow:
         """The window as a level."""
         notes = list(self.notes)
         window_s = self.stop_s - self.start_s
-        load = load_s if load_s is not None else load_seconds(window_s)
+        load = load_s if load_s is not None else self._load_seconds(window_s, notes)
         histograms: dict[str, Any] = {
             name: histogram_of(self.totals, metric, notes) for name, metric in HISTOGRAMS.items()
         }
@@ -152,6 +156,25 @@ class CounterWindow:
             notes=tuple(notes),
             **histograms,
         )
+
+    def _load_seconds(self, window_s: float, notes: list[str]) -> float | None:
+        """How long load was offered: until the server fell idle for good, or what the harness does."""
+        by_rule = load_seconds(window_s)
+        running, waiting = self._gauge("num_requests_running"), self._gauge("num_requests_waiting")
+        if running is None:
+            return by_rule
+        queued = dict(zip(waiting.times_s, waiting.values, strict=True)) if waiting else {}
+        busy = [
+            at for at, n in zip(running.times_s, running.values, strict=True) if n + queued.get(at, 0.0) > 0
+        ]
+        if not busy:
+            return by_rule
+        if by_rule is not None and abs(busy[-1] - by_rule) <= CLOSE_S:
+            return by_rule
+        if by_rule in USUAL_LOADS_S and busy[-1] > by_rule:
+            notes.append(f"still busy {busy[-1] - by_rule:.0f} s into the drain")
+            return by_rule
+        return busy[-1] if window_s - busy[-1] >= IDLE_TAIL_S else window_s
 
     def _one(self, metric: str) -> float | None:
         return self.totals.get((metric, ""))

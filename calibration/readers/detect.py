@@ -19,7 +19,7 @@ from replicast.calibration.readers.duckdb_collector import read_duckdb
 from replicast.calibration.readers.flat_csv import is_flat_csv, read_flat_csv
 from replicast.calibration.readers.performance_json import is_performance_summary, read_performance_json
 from replicast.calibration.readers.prometheus import is_exposition, is_range_export, read_prometheus
-from replicast.calibration.readers.requests_csv import is_requests_csv, read_requests_csv
+from replicast.calibration.readers.requests_csv import SIDE_FILES, is_requests_csv, read_requests_csv
 from replicast.calibration.readers.run_summary import is_run_summary, read_run_summary
 from replicast.calibration.readers.text import parse_json, read_json, read_text
 from replicast.calibration.sweep import Given, Sweep
@@ -47,8 +47,15 @@ def read_sweep(
     """
     if format is not None and format not in FORMATS:
         raise InputError(f"no format {format}", remedy=f"formats are {', '.join(FORMATS)}")
-    files, manifest, found = _files([Path(path) for path in paths], format)
+    passed_over: list[str] = []
+    files, manifest, found = _files([Path(path) for path in paths], format, passed_over)
     sweep = _read(files, found, manifest, model, load_s)
+    if passed_over:
+        listed = ", ".join(passed_over[:4]) + (", …" if len(passed_over) > 4 else "")
+        note = (
+            f"{len(passed_over)} file(s) of the folder are no sweep of this format and passed over: {listed}"
+        )
+        sweep = replace(sweep, notes=(*sweep.notes, note))
     if given is None:
         return sweep
     if isinstance(given, Mapping):
@@ -141,7 +148,9 @@ def _detect_json(path: Path, text: str) -> str:
     )
 
 
-def _files(paths: Sequence[Path], format: str | None) -> tuple[list[Path], Path | None, str]:
+def _files(
+    paths: Sequence[Path], format: str | None, passed_over: list[str]
+) -> tuple[list[Path], Path | None, str]:
     """Files to read together, their manifest, their format."""
     if not paths:
         raise InputError("no file to read", remedy="name a sweep's file or folder")
@@ -150,7 +159,7 @@ def _files(paths: Sequence[Path], format: str | None) -> tuple[list[Path], Path 
         if not path.exists():
             raise InputError("no such file or folder", where=str(path), remedy="check the path")
         if path.is_dir() and not (path / "schema.sql").is_file() and not any(path.glob("metric_samples.*")):
-            for name, members in _in_folder(path, format).items():
+            for name, members in _in_folder(path, format, passed_over).items():
                 found.setdefault(name, []).extend(members)
         else:
             name = detect(path) if format is None or _is_manifest_file(path) else format
@@ -181,7 +190,7 @@ def _is_manifest_file(path: Path) -> bool:
     return path.suffix == ".json" and scrapes.is_manifest(read_json(path))
 
 
-def _in_folder(folder: Path, format: str | None) -> dict[str, list[Path]]:
+def _in_folder(folder: Path, format: str | None, passed_over: list[str]) -> dict[str, list[Path]]:
     found: dict[str, list[Path]] = {}
     unknown: list[str] = []
     for path in sorted(folder.rglob("*")):
@@ -192,11 +201,13 @@ def _in_folder(folder: Path, format: str | None) -> dict[str, list[Path]]:
             name = detect(path)
         except InputError as error:
             unknown.append(f"{path.name}: {error.what}")
+            if path.name not in SIDE_FILES:
+                passed_over.append(path.name)
             continue
         if format is None or name in (format, MANIFEST):
             found.setdefault(name, []).append(path)
-    if "requests-csv" in found:
-        found.pop("vllm-bench-serve", None)
+        else:
+            passed_over.append(path.name)
     if not found:
         why = f" ({'; '.join(unknown[:3])})" if unknown else ""
         raise InputError(

@@ -28,13 +28,18 @@ def level_of_requests(
     request_rate: float | None = None,
     window_s: float | None = None,
     failed: int | None = None,
+    failed_requests: Sequence[ClientRequest] = (),
     unfinished: int | None = None,
     notes: Sequence[str] = (),
 ) -> SweepLevel:
-    """One level from its finished requests, times counted from the first arrival."""
-    arrivals = [r.arrival_s for r in requests if r.arrival_s is not None]
+    """One level from its finished requests, times counted from the first arrival.
+
+    Failed ones are load too: they stay among `requests`, without times.
+    """
+    arrivals = [r.arrival_s for r in (*requests, *failed_requests) if r.arrival_s is not None]
     start = min(arrivals, default=0.0)
-    shifted = tuple(r if r.arrival_s is None else r._replace(arrival_s=r.arrival_s - start) for r in requests)
+    shifted = tuple(_from(start, r) for r in requests)
+    lost = tuple(_from(start, r)._replace(ttft_s=None, e2e_s=None) for r in failed_requests)
     ends = [r.arrival_s + r.e2e_s for r in shifted if r.arrival_s is not None and r.e2e_s is not None]
     if window_s is None and ends:
         window_s = max(ends)
@@ -63,7 +68,7 @@ def level_of_requests(
         tpot=_histogram([tpot_s(r) for r in shifted], TPOT_EDGES_S),
         prompt_per_request=_histogram([r.prompt_tokens for r in shifted], tokens),
         output_per_request=_histogram([r.output_tokens for r in shifted], tokens),
-        requests=shifted,
+        requests=tuple(sorted((*shifted, *lost), key=lambda r: r.arrival_s or 0.0)) if lost else shifted,
         notes=tuple(notes),
     )
     if level.cached_tokens is None:
@@ -74,6 +79,10 @@ def level_of_requests(
         if r.prompt_tokens is not None and r.cached_tokens is not None
     ]
     return replace(level, computed_per_request=_histogram(computed, tokens))
+
+
+def _from(start_s: float, request: ClientRequest) -> ClientRequest:
+    return request if request.arrival_s is None else request._replace(arrival_s=request.arrival_s - start_s)
 
 
 def tpot_s(request: ClientRequest) -> float | None:
