@@ -99,7 +99,10 @@ class Gauge:
 
 
 class ClientRequest(NamedTuple):
-    """One request as a client or a span recorded it; times in seconds from the level's start."""
+    """One request as a client or a span recorded it; a failed one has neither `ttft_s` nor `e2e_s`.
+
+    `arrival_s` counts from the level's first arrival.
+    """
 
     arrival_s: float | None
     prompt_tokens: int | None

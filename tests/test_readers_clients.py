@@ -211,7 +211,8 @@ def test_requests_csv(tmp_path: Path) -> None:
     assert one.queue.sum == pytest.approx(0.03)
     assert one.tpot is not None
     assert one.tpot.mean == pytest.approx(0.02)
-    assert (two.requests_failed, two.tpot) == (1.0, None)
+    assert (two.requests_failed, two.requests_finished, two.tpot) == (1.0, 1.0, None)
+    assert [(r.arrival_s, r.ttft_s) for r in two.requests] == [(0.0, 0.3), (0.5, None)]
     path.write_bytes(gzip.compress(ROWS.encode())[:60])
     with pytest.raises(InputError, match="gzip file is broken or cut off"):
         read_sweep(path)

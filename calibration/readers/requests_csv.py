@@ -155,8 +155,14 @@ def _level(
     rows: list[_Row], name: str, concurrency: int | None, request_rate: float | None = None
 ) -> SweepLevel:
     done = [row.request for row in rows if not row.failed]
+    lost = [row.request for row in rows if row.failed]
     return level_of_requests(
-        done, name=name, concurrency=concurrency, request_rate=request_rate, failed=len(rows) - len(done)
+        done,
+        name=name,
+        concurrency=concurrency,
+        request_rate=request_rate,
+        failed=len(lost),
+        failed_requests=lost,
     )
 
 
