@@ -271,6 +271,7 @@ def test_real_requests_and_their_stages(shared_dir: Path) -> None:
     assert codegen.given.num_gpu_blocks == 7462
     reasoning = read_sweep(root / "inferenceperf-h100" / "20260217-170634-llama-2-7b-tp1-reasoning")
     assert (reasoning.levels[0].requests_finished, reasoning.levels[0].requests_failed) == (732.0, 4068.0)
+    assert (reasoning.levels[0].load_s, len(reasoning.levels[0].requests)) == (1200.0, 4800)
 
 
 def test_every_real_requests_file_and_boot_log_reads(shared_dir: Path) -> None:

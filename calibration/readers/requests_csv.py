@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -136,10 +137,15 @@ def _levels(rows: list[_Row], profile: Mapping[str, Any] | None, notes: list[str
         for row in rows:
             at = (row.request.arrival_s or 0.0) - start
             index = next((i for i, (_, stop) in enumerate(stages) if at < stop), len(stages) - 1)
-            groups.setdefault((None, f"stage {index}"), []).append(row)
+            groups.setdefault((index, f"stage {index}"), []).append(row)
         return [
-            _level(part, name, None, stages[int(name.split()[1])][0])
-            for (_, name), part in sorted(groups.items())
+            _stage(
+                part,
+                name,
+                stages[index or 0][0],
+                stages[index or 0][1] - (stages[index - 1][1] if index else 0),
+            )
+            for (index, name), part in sorted(groups.items())
         ]
     failed = [row for row in rows if row.failed]
     requests = [row.request for row in rows if not row.failed]
@@ -164,6 +170,12 @@ def _level(
         failed=len(lost),
         failed_requests=lost,
     )
+
+
+def _stage(rows: list[_Row], name: str, request_rate: float, load_s: float) -> SweepLevel:
+    """A stage whose duration is told: replies, if any, may come after it."""
+    level = _level(rows, name, None, request_rate)
+    return replace(level, load_s=load_s, window_s=max(load_s, level.window_s or 0.0))
 
 
 def _side_facts(path: Path) -> tuple[Given, list[str]]:
