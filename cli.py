@@ -7,6 +7,7 @@ so that `--help` is quick.
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,6 +42,9 @@ class Commands(click.Group):
     """Turns bad input, a failing disk and Ctrl-C into one message and an exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):  # terminals that know no arrow, undecodable file names
+                stream.reconfigure(errors="replace")
         try:
             return super().invoke(ctx)
         except InputError as error:

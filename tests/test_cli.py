@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -193,6 +194,21 @@ def test_a_closed_pipe_is_no_traceback(trace: Path) -> None:
     assert "Traceback" not in child.stderr.read()
     child.stderr.close()
     child.wait()
+
+
+def test_any_terminal_and_any_file_name(trace: Path, tmp_path: Path) -> None:
+    odd = os.fsencode(tmp_path) + b"/caf\xe9.jsonl.gz"
+    try:
+        Path(os.fsdecode(odd)).write_bytes(trace.read_bytes())
+    except OSError:
+        pytest.skip("the file system takes UTF-8 names only")
+    arguments = [odd, *PROFILE, "--replicas", "1,2", "--sessions", "3"]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    for more in (["--out", str(tmp_path / "out")], ["--json"]):
+        command = [sys.executable, "-m", "replicast.cli", "replay", *arguments, *more]
+        done = subprocess.run(command, capture_output=True, env=environment, check=False)
+        assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["inputs"][0]["rows"]
 
 
 @pytest.mark.parametrize("path", [[], ["replay"], ["trace"], ["trace", "synth"], ["profile"], ["demo"]])

@@ -62,4 +62,4 @@ def plain(value: object) -> object:
 
 def dumps(document: Mapping[str, object]) -> str:
     """The document as text, two blanks of indentation, one line end at the end."""
-    return json.dumps(plain(document), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return json.dumps(plain(document), indent=2, allow_nan=False) + "\n"

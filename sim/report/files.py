@@ -47,9 +47,9 @@ def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` as UTF-8 with the line ends it has, atomically."""
+    """Write `text` as UTF-8 with the line ends it has, atomically; undecodable file names are escaped."""
 
     def write(temporary: Path) -> None:
-        temporary.write_bytes(text.encode())
+        temporary.write_bytes(text.encode(errors="backslashreplace"))
 
     write_atomically(path, write)
