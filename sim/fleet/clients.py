@@ -7,8 +7,9 @@ its session goes on, or is truncated (nothing more of it is sent). The human par
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from replicast.sim.errors import InputError
@@ -18,6 +19,13 @@ from replicast.sim.ticks import Tick, ticks
 from replicast.sim.workload import Seconds, Session, Turn
 
 Send = Callable[[int, int], None]
+
+
+class Follower(NamedTuple):
+    """The session that the same developer begins `gap_s` after one has ended."""
+
+    session_index: int
+    gap_s: Seconds
 
 
 @dataclass(slots=True)
@@ -38,7 +46,8 @@ class Clients:
     """Calls `send(session_index, turn_index)` at each arrival, and is told of each reply.
 
     `on_session_end(replaced)` is called when a session has finished; `replaced` says whether another
-    one has taken its place.
+    one has taken its place. With `followers` (closed loop) each developer has sessions of its own: the
+    first `fleet.sessions` ones begin, any other after the one that it follows.
     """
 
     def __init__(
@@ -49,6 +58,7 @@ class Clients:
         rng: np.random.Generator,
         send: Send,
         on_session_end: Callable[[bool], None],
+        followers: Mapping[int, Follower] | None = None,
     ) -> None:
         self._clock = clock
         self._sessions = sessions
@@ -56,6 +66,7 @@ class Clients:
         self._rng = rng
         self._send = send
         self._on_session_end = on_session_end
+        self._followers = followers
         self._live: dict[int, _Live] = {}
         self._next_session = 0
         self._arrivals: Iterator[tuple[Tick, int, int]] = iter(())
@@ -181,11 +192,23 @@ class Clients:
     def _finish_session(self, index: int) -> None:
         del self._live[index]
         self.num_finished += 1
+        if self._followers is not None:
+            self._follow(self._followers.get(index))
+            return
         replaced = self._fleet.loop == "closed" and self._next_session < len(self._sessions)
         self._on_session_end(replaced)
         if replaced and not self.stopped:
             self._next_session += 1
             self._start_session(self._next_session - 1)
+
+    def _follow(self, follower: Follower | None) -> None:
+        self._on_session_end(follower is not None)
+        if follower is not None and not self.stopped:
+            Call(self._clock, ticks(follower.gap_s), ARRIVAL, self._begin_follower, follower.session_index)
+
+    def _begin_follower(self, event: Call) -> None:
+        if not self.stopped:
+            self._start_session(event.about)
 
 
 def recorded_arrivals(sessions: Sequence[Session], *, every_turn: bool) -> list[tuple[Tick, int, int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import fields
 from typing import NamedTuple
@@ -14,7 +14,7 @@ from replicast.sim.engine.factory import make_engine
 from replicast.sim.engine.step_time import StepTime
 from replicast.sim.errors import InputError
 from replicast.sim.fleet.checks import check_sessions
-from replicast.sim.fleet.clients import Clients
+from replicast.sim.fleet.clients import Clients, Follower
 from replicast.sim.fleet.config import FleetConfig
 from replicast.sim.fleet.dispatch import Dispatcher
 from replicast.sim.fleet.events import Clock
@@ -63,13 +63,17 @@ def simulate(
     seed: int,
     progress: Callable[[int], None] | None = None,
     engines: MakeEngine = make_engine,
+    followers: Mapping[int, Follower] | None = None,
 ) -> RunResult:
-    """Run `sessions` on `fleet`. `progress` is told the number of finished requests after each step."""
+    """Run `sessions` on `fleet`. `progress` is told the number of finished requests after each step.
+
+    `followers` gives each developer of a closed loop its own sequence of sessions (`clients.py`).
+    """
     if seed < 0:
         raise InputError(f"seed {seed} is negative", remedy="use 0 or more")
     fleet = fleet.resolved(sessions)
     check_sessions(sessions, engine_config, fleet)
-    return _Run(sessions, engine_config, step_time, fleet, seed, progress, engines).result()
+    return _Run(sessions, engine_config, step_time, fleet, seed, progress, engines, followers).result()
 
 
 class _Run:
@@ -84,6 +88,7 @@ class _Run:
         seed: int,
         progress: Callable[[int], None] | None,
         engines: MakeEngine,
+        followers: Mapping[int, Follower] | None,
     ) -> None:
         self._sessions = sessions
         self._config = config
@@ -98,7 +103,7 @@ class _Run:
         ]
         dispatcher.replicas = self._replicas
         self._clients = Clients(
-            clock, sessions, fleet, _generator(seed, _STARTS), dispatcher.send, self._session_ended
+            clock, sessions, fleet, _generator(seed, _STARTS), dispatcher.send, self._session_ended, followers
         )
         dispatcher.on_reply = self._clients.replied
         enough = fleet.sessions is not None and len(sessions) >= GENERATIONS * fleet.sessions
