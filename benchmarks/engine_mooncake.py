@@ -25,7 +25,7 @@ from replicast.sim.engine.step_time import StepTime
 from replicast.sim.engine.stepwise.engine import StepwiseEngine
 from replicast.sim.request import Request
 from replicast.sim.ticks import ticks
-from replicast.sim.workload import Segment, join
+from replicast.sim.workload import Segment, cut, join
 
 BLOCK = 512  # tokens of one chain id of the trace
 
@@ -39,11 +39,9 @@ def read_requests(path: Path, limit: int | None, speed: float) -> list[Request]:
                 break
             row = json.loads(line)
             tokens, ids = row["input_length"], row["hash_ids"]
-            parts = [Segment(0, chain * BLOCK, BLOCK) for chain in ids[: tokens // BLOCK]]
-            if tokens % BLOCK:
-                parts.append(Segment(1 + 2 * i, 0, tokens % BLOCK))
-            prompt = join(parts)
-            output = (Segment(2 + 2 * i, 0, row["output_length"]),)
+            parts = [Segment(0, chain * BLOCK, BLOCK) for chain in ids]
+            prompt = cut(join(parts), 0, tokens)
+            output = (Segment(1 + i, 0, row["output_length"]),)
             arrival = ticks(row["timestamp"] / 1000 / speed)
             requests.append(
                 Request(i, prompt, output, tokens, max(row["output_length"], 1), arrival_tick=arrival)
@@ -124,8 +122,9 @@ def main() -> None:
         f"best {best:,.0f} requests/s of CPU time, peak {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB"
     )
     totals = [engine.stats for engine in engines]
+    hits, queries = sum(s.prefix_cache_hits for s in totals), sum(s.prefix_cache_queries for s in totals)
     print(
-        f"hit rate {sum(s.prefix_cache_hits for s in totals) / sum(s.prefix_cache_queries for s in totals):.4f},"
+        f"hit rate {hits / queries:.4f},"
         f" steps {sum(s.num_steps for s in totals)}, preemptions {sum(s.num_preemptions for s in totals)},"
         f" last finish {max(r.finish_tick or 0 for r in requests) / 1e15:.6f} s"
     )

@@ -27,6 +27,9 @@ def difference(seed: int, features: str, counts: Counter[str]) -> str | None:
     except EndlessError:
         counts["endless"] += 1
         return None
+    except IndexError:
+        counts["stepwise failed"] += 1
+        return None
     fast_engine = MacroEngine(case.config, case.step_time)
     try:
         fast = observe(fast_engine, case, macro_free_queue)

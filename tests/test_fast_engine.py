@@ -23,6 +23,8 @@ def test_jumps_equal_steps(seed: int, features: str) -> None:
 
 
 # Cases that once differed.
-@pytest.mark.parametrize("seed", [25, 95, 181, 310, 370, 524, 845, 983, 987])
+@pytest.mark.parametrize(
+    "seed", [25, 95, 181, 310, 370, 524, 845, 983, 987, 1226, 202375, 303139, 311029, 312543, 313013]
+)
 def test_cases_that_once_differed(seed: int) -> None:
     assert difference(seed, "", Counter()) is None

@@ -235,6 +235,57 @@ class KVCache:
         held.index = -1
         held.num_blocks = held.num_published = 0
 
+    def finish(self, held: RequestBlocks, num_tokens: int) -> None:
+        """Publish up to `num_tokens`, free, and forget the path: the end of a request that decoded.
+
+        What a decode adds is nobody else's as a rule, so its new nodes go to the queue as they are.
+        """
+        start, full = held.num_published, num_tokens // self.block_size
+        old, nodes, ends = held.index, held.nodes, held.ends
+        index = old if old >= 0 else 0
+        if self.duplicates.count or old < 0 or not self._is_alone(held, full):
+            self.publish(held, num_tokens)
+            self.free(held)
+            self.tree.leave(nodes)
+            return
+        unhashed = held.num_blocks - full
+        self.unhashed += unhashed
+        self.num_free += unhashed
+        while ends[index] < full:
+            index += 1
+        while index > old:
+            node = nodes[index]
+            low, high = node.first_block, ends[index]
+            if high > full:
+                high = full
+            if low < high:
+                node.cached_end = high
+                self.push(node, low, high)
+            index -= 1
+        node = nodes[old]
+        high = ends[old] if ends[old] < full else full
+        if high > node.cached_end:
+            node.cached_end = high
+        low = self.drop_hold(node, start)
+        if low < high:
+            self.push(node, low, high)
+        if node.held_end < 0 and node.parent is not None:
+            self.release(node.parent, node.first_block)
+        self.tree.leave(nodes)
+
+    def _is_alone(self, held: RequestBlocks, full: int) -> bool:
+        """Whether nothing is cached where a request will publish up to block `full`."""
+        position, index = held.num_published, held.index
+        nodes, ends = held.nodes, held.ends
+        if nodes[index].cached_end > position:
+            return False
+        while ends[index] < full:
+            index += 1
+            node = nodes[index]
+            if node.cached_end > node.first_block or node.held_end >= 0:
+                return False
+        return True
+
     # Holds
 
     def touch(self, held: RequestBlocks, index: int, hits: int) -> None:
