@@ -1,0 +1,1 @@
+"""The laws that a sweep must obey before anything is learned from it: one file a law, one idea a function."""

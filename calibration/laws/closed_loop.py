@@ -1,0 +1,279 @@
+"""Law 2: in a closed loop no more requests are in the server than its sessions can have there.
+
+A session sends its next request when the last is answered, so with p parallel requests a session
+
+    running + waiting <= c x p        at every scrape.
+
+* p told: a breach fails the level. A session that has just been replaced may still hold its p.
+* p not told: c = 1 shows one session; its peak is the least p that explains it. More at other levels means
+  that other sessions did more at once, which is no fault while it grows with c.
+* In any case running + waiting must *grow* with c: c sessions hold c times as many requests as one, and a
+  slower server makes each stay longer: d log(running + waiting) / d log c >= 1. Work that is there whatever c
+  is comes from outside the level. It fails if at least as many pairs of levels fall as rise (Kendall's S), or
+  if the exponent is below 1 by more than noise: that of SESSION_CV, and DRIFT for sessions that are seen
+  earlier in their life where the server is slow.
+* One level may stand out: its requests a session against those of all other levels together. Means over c
+  sessions vary by SESSION_CV/sqrt(c).
+
+Without scrapes means are used; the sum of two peaks is an upper bound and convicts nobody.
+"""
+
+from __future__ import annotations
+
+from math import inf, log, sqrt
+from typing import NamedTuple
+
+from replicast.calibration.laws.figures import (
+    FAIL_SD,
+    SESSION_CV,
+    Peak,
+    deviation,
+    in_system,
+    in_system_at,
+    peak_in_system,
+)
+from replicast.calibration.laws.findings import Answer, Case, Finding, Row, label, listed, show
+
+LAW = 2
+CHECK = "in system"
+STALE = "Restart the server, run c=1 first, drain between levels; end clients of earlier runs."
+DRIFT = 0.1
+TELL = "Tell how many requests one session can have at once (--parallel-per-session N)."
+
+
+class _Held(NamedTuple):
+    at: int
+    concurrency: int
+    mean: float
+    peak: Peak
+
+    @property
+    def per_session(self) -> float:
+        return self.mean / self.concurrency
+
+
+def closed_loop(case: Case) -> Answer:
+    """Findings on the number of requests in the system."""
+    held = [
+        _Held(i, level.concurrency, mean, peak)
+        for i, level in enumerate(case.levels)
+        if level.concurrency
+        and (mean := in_system(level)) is not None
+        and (peak := peak_in_system(level)) is not None
+    ]
+    if not held:
+        return Answer()
+    findings: list[Finding] = []
+    stale = _does_not_grow(case, held)
+    findings += stale
+    if case.parallel_per_session is not None:
+        findings += _beyond(case, held, case.parallel_per_session)
+    elif not stale:
+        findings += _stands_out(case, held)
+        findings += _inferred(case, held)
+    findings += _carried_over(case, held)
+    return Answer(tuple(findings), (_row(case, held),))
+
+
+def _row(case: Case, held: list[_Held]) -> Row:
+    cells = ["-"] * len(case.levels)
+    for one in held:
+        cells[one.at] = show(one.mean)
+    p = case.parallel_per_session
+    law = (
+        f"closed loop: at most c x {p} requests can wait or run"
+        if p
+        else "closed loop: running + waiting grow with the sessions"
+    )
+    return Row(CHECK, "in system", tuple(cells), law)
+
+
+def _does_not_grow(case: Case, held: list[_Held]) -> list[Finding]:
+    pairs = [(a, b) for i, a in enumerate(held) for b in held[i + 1 :] if b.concurrency > a.concurrency]
+    if not pairs or (len(held) < 3 and held[0].concurrency == 1):
+        return []
+    grows = sum((b.mean > a.mean) - (b.mean < a.mean) for a, b in pairs)
+    exponent, noise = _exponent(held)
+    if grows > 0 and exponent >= 1.0 - FAIL_SD * noise:
+        return []
+    first, last = held[0], held[-1]
+    means = ", ".join(show(one.mean) for one in held)
+    return [
+        Finding(
+            LAW,
+            CHECK,
+            "fail",
+            f"{means} requests in the system at {listed([case.levels[one.at] for one in held])}: it does "
+            f"not grow as the sessions do. At c={first.concurrency} that is {show(first.per_session)} "
+            f"requests a session, at c={last.concurrency} {show(last.per_session)}: most of it is work "
+            "from outside these levels",
+            (
+                ("kendall_s", grows),
+                ("pairs", len(pairs)),
+                ("exponent", exponent),
+                ("exponent_noise", noise),
+                ("in_system_mean_first", first.mean),
+                ("in_system_mean_last", last.mean),
+                ("per_session_first", first.per_session),
+                ("per_session_last", last.per_session),
+            ),
+            STALE,
+        )
+    ]
+
+
+def _exponent(held: list[_Held]) -> tuple[float, float]:
+    """Of running + waiting in c, by weighted least squares on logarithms, and its standard deviation."""
+    points = [(log(one.concurrency), log(one.mean), one.concurrency) for one in held if one.mean > 0]
+    weights = [1.0 / (SESSION_CV**2 / c + DRIFT**2) for _, _, c in points]
+    total = sum(weights)
+    if not total:
+        return 1.0, inf
+    middle = sum(w * x for w, (x, _, _) in zip(weights, points, strict=True)) / total
+    spread = sum(w * (x - middle) ** 2 for w, (x, _, _) in zip(weights, points, strict=True))
+    if spread <= 0:
+        return 1.0, inf
+    slope = sum(w * (x - middle) * y for w, (x, y, _) in zip(weights, points, strict=True)) / spread
+    return slope, 1.0 / sqrt(spread)
+
+
+def _beyond(case: Case, held: list[_Held], p: int) -> list[Finding]:
+    findings = []
+    for one in held:
+        bound = one.concurrency * p
+        most = max(one.peak.low, one.mean)
+        if most <= bound:
+            continue
+        replaced = (one.concurrency + 1) * p
+        series = in_system_at(case.levels[one.at])
+        often = sum(n > bound for _, n in series) / len(series) if series else None
+        # Clients are replaced one by one: a bound that is passed for long is not that.
+        fail = one.mean > bound or most > replaced or (often is not None and often > 0.05)
+        findings.append(
+            Finding(
+                LAW,
+                CHECK,
+                "fail" if fail else "warn",
+                f"{show(most)} requests in the system, {one.concurrency} sessions x {p} can have {bound} "
+                f"(--parallel-per-session {p})",
+                (
+                    ("in_system_peak", one.peak.low),
+                    ("in_system_mean", one.mean),
+                    ("bound", bound),
+                    ("share_of_scrapes_above", often),
+                ),
+                STALE if fail else "A session that was being replaced may explain one request too many.",
+                one.at,
+            )
+        )
+    return findings
+
+
+def _stands_out(case: Case, held: list[_Held]) -> list[Finding]:
+    findings = []
+    shown = next((one.peak.high for one in held if one.concurrency == 1), None)
+    for one in held:
+        others = [other for other in held if other is not one]
+        if not others or (shown is not None and one.concurrency > 1 and one.mean <= one.concurrency * shown):
+            continue
+        sessions = sum(other.concurrency for other in others)
+        usual = sum(other.mean for other in others) / sessions
+        if usual <= 0:
+            continue
+        noise = SESSION_CV * sqrt(1.0 / one.concurrency + 1.0 / sessions)
+        sd = deviation(one.per_session / max(usual, 1e-9), noise)
+        if sd > FAIL_SD:
+            findings.append(
+                Finding(
+                    LAW,
+                    CHECK,
+                    "fail",
+                    f"{show(one.per_session)} requests a session in the system, at the other levels "
+                    f"{show(usual)}: {show(one.mean - usual * one.concurrency)} are not of its sessions",
+                    (
+                        ("per_session", one.per_session),
+                        ("per_session_elsewhere", usual),
+                        ("standard_deviations", round(sd, 2)),
+                    ),
+                    f"{STALE} Or {TELL[0].lower()}{TELL[1:]}",
+                    one.at,
+                )
+            )
+    return findings
+
+
+def _inferred(case: Case, held: list[_Held]) -> list[Finding]:
+    base = next((one for one in held if one.concurrency == 1), None)
+    if base is None:
+        return [
+            Finding(
+                LAW,
+                CHECK,
+                "note",
+                "parallel requests a session are not told and there is no c=1 level to see them: only the "
+                "growth with c was checked",
+                remedy=TELL,
+            )
+        ]
+    p = base.peak.high
+    exact = base.peak.low == base.peak.high
+    findings = [
+        Finding(
+            LAW,
+            CHECK,
+            "note",
+            f"parallel requests a session are not told; c=1 shows {'' if exact else 'at most '}{show(p)} "
+            "at once",
+            (("parallel_per_session_inferred", p), ("in_system_mean", base.mean)),
+            level=base.at,
+        )
+    ]
+    rest = [one for one in held if one is not base]
+    over = [one for one in rest if max(one.peak.low, one.mean) > one.concurrency * max(p, 1.0)]
+    if not over:
+        return findings
+    sessions = sum(one.concurrency for one in rest)
+    usual = sum(one.mean for one in rest) / sessions
+    noise = SESSION_CV * usual / sqrt(sessions)
+    different = usual - max(p, 1.0) > FAIL_SD * noise
+    most = max(over, key=lambda one: one.per_session)
+    text = (
+        "sessions of other levels do more at once than the one of c=1 "
+        f"({listed([case.levels[one.at] for one in over])}; {show(most.per_session)} requests a session at "
+        f"{label(case.levels[most.at])}): sub-agents or overlapping sessions"
+    )
+    findings.append(
+        Finding(
+            LAW,
+            CHECK,
+            "warn" if different else "note",
+            text + (". The baseline is not of the same load" if different else ""),
+            (("per_session_mean", usual), ("parallel_per_session_inferred", p), ("noise", noise)),
+            "Repeat c=1 with several sessions in turn, so that it sees them too." if different else "",
+        )
+    )
+    return findings
+
+
+def _carried_over(case: Case, held: list[_Held]) -> list[Finding]:
+    findings = []
+    for one in held:
+        series = in_system_at(case.levels[one.at])
+        if not series or case.levels[one.at].sessions > 1 or one.at == 0:
+            continue
+        before = in_system_at(case.levels[one.at - 1])
+        begun = series[0][1]
+        if begun > 0 and before and before[-1][1] > 0:
+            findings.append(
+                Finding(
+                    LAW,
+                    CHECK,
+                    "warn",
+                    f"it began with {show(begun)} requests in the system: {label(case.levels[one.at - 1])} "
+                    "had not drained",
+                    (("in_system_at_start", begun), ("in_system_at_end_before", before[-1][1])),
+                    "Wait until nothing runs or waits before the next level.",
+                    one.at,
+                )
+            )
+    return findings

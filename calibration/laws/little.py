@@ -1,0 +1,176 @@
+"""Law 3: Little's law between what gauges hold and what times and counts say.
+
+The time integral of a gauge is the sum of the times that requests spent there (J. D. C. Little, 1961; an
+identity over any window, up to requests that cross its edges):
+
+* waiting x window = sum of queue times. More waiting is work of requests that never finished: at most those
+  in the system at the end, each for twice the mean queue time (a request met at a random instant waits twice
+  the mean where times are exponential). Less waiting than queue time is time from before the window.
+* generated tokens/s x time per output token = decoding requests <= running. Time per token is a mean over
+  finished requests, so the test leaves room for the noise of both.
+* e2e times of clients / window <= sessions.
+* TTFT = front end + queue + prefill, on equal populations. TTFT counts requests that never finished: a gap
+  tells that many did not.
+
+Scrapes: a gauge read every T seconds counts a stay of q seconds as q/T rounded up or down, an error of at
+most T/2 a request that averages out: sd = T/2 x sqrt(requests).
+"""
+
+from __future__ import annotations
+
+from math import sqrt
+
+from replicast.calibration.laws.figures import (
+    FAIL_SD,
+    NOISE,
+    WARN_SD,
+    mean_of,
+    peak_in_system,
+    scrape_interval,
+)
+from replicast.calibration.laws.findings import Answer, Case, Finding, Row, show
+from replicast.calibration.sweep import SweepLevel
+
+LAW = 3
+CHECK = "Little"
+# Below so many request-seconds of waiting a queue time rests on a handful of waits.
+ENOUGH_WAITING_S = 30.0
+# TTFT - queue - prefill over 28 recorded task windows was at most .026 s + 1.7 ms per 1,000 prompt tokens.
+FRONT_END_S, FRONT_END_PER_TOKEN_S, LONGEST_PROMPT = 0.026, 1.7e-6, 200_000
+
+
+def little(case: Case) -> Answer:
+    """Findings on every level."""
+    findings: list[Finding] = []
+    cells = []
+    for at, level in enumerate(case.levels):
+        occupancy = decoding_share(level)
+        cells.append(f"{occupancy:.2f}" if occupancy is not None else "-")
+        found = (
+            _waiting(level, at),
+            _decoding(level, at, occupancy),
+            _clients(case, level, at),
+            _gap(level, at),
+        )
+        findings += [f for f in found if f is not None]
+    row = Row(CHECK, "decoding/run", tuple(cells), "Little: tokens/s x TPOT / running is at most 1")
+    return Answer(tuple(findings), (row,) if any(cell != "-" for cell in cells) else ())
+
+
+def decoding_share(level: SweepLevel) -> float | None:
+    """Output tokens/s x time per output token / running."""
+    rate, tpot = level.output_tokens_per_s, mean_of(level.tpot)
+    running = level.running.mean if level.running is not None else None
+    return rate * tpot / running if rate is not None and tpot is not None and running else None
+
+
+def _waiting(level: SweepLevel, at: int) -> Finding | None:
+    queue, gauge, peak = level.queue, level.waiting, peak_in_system(level)
+    if queue is None or queue.sum is None or gauge is None or gauge.mean is None or peak is None:
+        return None
+    if not queue.count or not level.window_s:
+        return None
+    waited = gauge.mean * level.window_s
+    if max(waited, queue.sum) < ENOUGH_WAITING_S:
+        return None
+    interval = scrape_interval(level) or 1.0
+    count = max(queue.count, level.first_tokens or 0.0)
+    noise = FAIL_SD * interval / 2.0 * sqrt(count) + peak.high * interval
+    unfinished = peak.high * 2.0 * queue.sum / queue.count
+    evidence = (
+        ("waiting_request_seconds", waited),
+        ("queue_time_sum_s", queue.sum),
+        ("requests_finished", queue.count),
+        ("explained_by_unfinished_s", unfinished),
+        ("noise_s", noise),
+    )
+    if waited - queue.sum > unfinished + noise:
+        return Finding(
+            LAW,
+            CHECK,
+            "fail",
+            f"{show(waited)} request-seconds of waiting, but the {show(queue.count)} finished requests "
+            f"waited {show(queue.sum)} s and those cut off explain {show(unfinished)} s: the rest belongs "
+            "to requests that never finished here",
+            evidence,
+            "Restart the server and end clients of earlier runs, then repeat the level.",
+            at,
+        )
+    # A reader's window may start a scrape late: a twentieth is allowed beside the noise.
+    if queue.sum - waited > noise + 0.05 * queue.sum:
+        return Finding(
+            LAW,
+            CHECK,
+            "fail",
+            f"finished requests waited {show(queue.sum)} s, but the gauge saw {show(waited)} "
+            "request-seconds: they waited before the window began, or scrapes are missing",
+            evidence,
+            "Drain before the level, and let the collector run through it.",
+            at,
+        )
+    return None
+
+
+def _decoding(level: SweepLevel, at: int, occupancy: float | None) -> Finding | None:
+    if occupancy is None:
+        return None
+    noise = sqrt(NOISE["tpot"] ** 2 + NOISE["output_tokens_per_s"] ** 2)
+    sd = (occupancy - 1.0) / noise
+    if sd < WARN_SD:
+        return None
+    running = level.running.mean if level.running is not None else None
+    return Finding(
+        LAW,
+        CHECK,
+        "fail" if sd > FAIL_SD else "warn",
+        f"{show(level.output_tokens_per_s)} output tokens/s at {show(mean_of(level.tpot))} s a token are "
+        f"{show(occupancy * (running or 0.0))} requests decoding, {show(running)} were running: the time "
+        "per token is that of a few finished requests, not of these tokens",
+        (("decoding_over_running", occupancy), ("standard_deviations", round(sd, 2))),
+        "Run the level longer, so that more requests finish."
+        if sd > FAIL_SD
+        else "Trust its rates more than its TPOT.",
+        at,
+    )
+
+
+def _clients(case: Case, level: SweepLevel, at: int) -> Finding | None:
+    if level.running is not None or level.e2e is None or level.e2e.sum is None or not level.concurrency:
+        return None
+    if not level.window_s or not level.e2e.count:
+        return None
+    alive = level.e2e.sum / level.window_s
+    bound = level.concurrency * (case.parallel_per_session or 1)
+    # Requests that cross an edge of the window: at most one a stream.
+    edge = bound * level.e2e.sum / level.e2e.count / level.window_s
+    if alive <= bound + edge:
+        return None
+    return Finding(
+        LAW,
+        CHECK,
+        "warn",
+        f"clients' requests were {show(alive)} at a time, more than the {bound} that the level names",
+        (("alive_mean", alive), ("bound", bound)),
+        "Tell --parallel-per-session, or check how the tool counts concurrency.",
+        at,
+    )
+
+
+def _gap(level: SweepLevel, at: int) -> Finding | None:
+    ttft, queue, prefill = mean_of(level.ttft), mean_of(level.queue), mean_of(level.prefill)
+    if ttft is None or queue is None or prefill is None:
+        return None
+    gap = ttft - queue - prefill
+    front_end = FRONT_END_S + FRONT_END_PER_TOKEN_S * LONGEST_PROMPT
+    if abs(gap) <= max(2 * front_end, 0.1 * ttft):
+        return None
+    return Finding(
+        LAW,
+        CHECK,
+        "note",
+        f"TTFT {show(ttft)} s, queue and prefill {show(queue + prefill)} s: they are of different "
+        "requests. Queue and prefill count finished ones only, TTFT also those cut off",
+        (("ttft_mean_s", ttft), ("queue_mean_s", queue), ("prefill_mean_s", prefill), ("gap_s", gap)),
+        "Simulate the cut and the burst at the start; do not add the parts.",
+        at,
+    )

@@ -1,0 +1,248 @@
+"""Law 10: does the hit rate fit the sessions and the pool, and which cause of a low one do counters exclude?
+
+A session repeats its own prompt every turn, so it hits by itself: 66 to 99 % of prompt tokens in 28 recorded
+task windows, 61 to 99 % in recorded conversations, whatever other sessions do. Lower, with ten requests a
+session or more, is lost reuse. c = 1 cannot evict itself while its context fits the pool; hits that fall from
+there on as live contexts pass the pool are evictions.
+
+What the counters do not say: `kv_cache_usage` counts cached idle blocks as free, so evictions of cached
+prefixes show neither in it nor in preemptions; and `reason="capacity"` labels all waiting but that for LoRA,
+KV transfer or grammar: budget, seats and blocks alike.
+"""
+
+from __future__ import annotations
+
+from math import log
+
+from replicast.calibration.laws.cache_causes import CAUSES, CacheLoad, hit_rate
+from replicast.calibration.laws.figures import FAIL_SD, NOISE, WARN_SD, in_load, in_system, kv_full, requests
+from replicast.calibration.laws.findings import Answer, Case, Finding, Row, label, listed, show
+from replicast.calibration.sweep import Given, SweepLevel
+
+LAW = 10
+CHECK = "hit rate"
+LOWEST_ALONE = 0.61  # of recorded conversations
+TURNS = 10  # requests a session from which its cold start no longer dominates
+STATE_TOKENS = 8_192.0  # a chunk of the default token budget
+_SEED = 7
+
+EXCLUDES = {
+    "eviction": "hits at c=1 as low as later, or live contexts far below the pool; not KV usage, not "
+    "preemptions",
+    "no sharing": "any rate below what a session alone reuses",
+    "broken prefix": "a hit rate that changes with the load, or computed tokens a request far below its "
+    "prompt",
+    "coarse states": "a model with full attention only, or misses of more than one chunk a request",
+}
+
+
+def prefix_cache(case: Case) -> Answer:
+    """Findings on hit rates, and what KV usage does not say."""
+    pool = pool_tokens(case.sweep.given)
+    findings = [*_off(case), *_usage(case), *_reasons(case)]
+    if not any(finding.severity != "note" for finding in findings):
+        low = [at for at, level in enumerate(case.levels) if _low(case, level, pool)]
+        if low:
+            findings.append(_causes(case, low, pool))
+    hits = [level.hit_rate for level in case.levels]
+    rows = []
+    if any(hit is not None for hit in hits):
+        cells = tuple(f"{100 * hit:.0f}%" if hit is not None else "-" for hit in hits)
+        rows.append(Row(CHECK, "hit rate", cells, "a session alone reuses 61 to 99% of its prompt tokens"))
+    peaks = [level.kv_usage.peak if level.kv_usage is not None else None for level in case.levels]
+    if any(peak is not None for peak in peaks):
+        cells = tuple(f"{100 * peak:.0f}%" if peak is not None else "-" for peak in peaks)
+        rows.append(Row("KV usage", "KV peak", cells, "of live requests; cached idle blocks count as free"))
+    return Answer(tuple(findings), tuple(rows))
+
+
+def pool_tokens(given: Given) -> float | None:
+    """Tokens that the KV cache holds, where told."""
+    if given.kv_pool_tokens is not None:
+        return float(given.kv_pool_tokens)
+    if given.num_gpu_blocks is not None and given.block_size is not None:
+        return float((given.num_gpu_blocks - 1) * given.block_size)
+    return None
+
+
+def _off(case: Case) -> list[Finding]:
+    if case.sweep.given.enable_prefix_caching is False:
+        text = "prefix caching is off: every prompt is computed whole, which agentic sessions do not survive"
+        return [
+            Finding(
+                LAW,
+                CHECK,
+                "warn",
+                text,
+                (("enable_prefix_caching", "off"),),
+                "Start with --enable-prefix-caching.",
+            )
+        ]
+    counted = [
+        level for level in case.levels if level.cached_tokens is not None and (requests(level) or 0) > 1
+    ]
+    if not counted or any(level.cached_tokens for level in counted):
+        return []
+    prompts = sum(level.prompt_tokens or 0.0 for level in counted)
+    looked = sum(level.prefix_queries or 0.0 for level in counted)
+    why = (
+        "looked up and never hit: every prompt differs from its start"
+        if looked
+        else "never looked up: the cache is off"
+    )
+    return [
+        Finding(
+            LAW,
+            CHECK,
+            "warn",
+            f"none of {show(prompts)} prompt tokens was cached. Prefixes were {why}",
+            (("prompt_tokens", prompts), ("prefix_queries", looked), ("hit_rate", 0.0)),
+            "Look at the first 100 tokens of two prompts of a session."
+            if looked
+            else "Start with --enable-prefix-caching.",
+        )
+    ]
+
+
+def _low(case: Case, level: SweepLevel, pool: float | None) -> bool:
+    """Whether sessions reuse less here than sessions do."""
+    hit, count = level.hit_rate, requests(level)
+    if hit is None or count is None or count < TURNS * (level.concurrency or 1):
+        return False
+    if hit < LOWEST_ALONE:
+        return True
+    at = case.index(1)
+    if at is None or case.levels[at] is level or (requests(case.levels[at]) or 0) < TURNS:
+        return False
+    alone = case.levels[at].hit_rate
+    if not alone or alone >= 1.0 or hit >= 1.0:
+        return False
+    live = _live_tokens(level)
+    full = pool is not None and live is not None and live > pool
+    return log((1 - hit) / (1 - alone)) / NOISE["prefill"] > (WARN_SD if full else FAIL_SD)
+
+
+def _live_tokens(level: SweepLevel) -> float | None:
+    """Contexts of all live sessions, if each stays in the cache between its turns."""
+    prompt = _prompt_tokens(level)
+    alive = max(in_system(level) or 0.0, float(level.concurrency or 1))
+    return alive * prompt if prompt is not None else None
+
+
+def _prompt_tokens(level: SweepLevel) -> float | None:
+    count = requests(level)
+    return level.prompt_tokens / count if level.prompt_tokens and count else None
+
+
+def _causes(case: Case, low: list[int], pool: float | None) -> Finding:
+    levels = [level for level in case.levels if level.hit_rate is not None and _prompt_tokens(level)]
+    worst = min((case.levels[at] for at in low), key=lambda level: level.hit_rate or 0.0)
+    fits, excluded = [], []
+    evidence: list[tuple[str, float | int | str | None]] = [
+        ("hit_rate", worst.hit_rate),
+        ("live_tokens", _live_tokens(worst)),
+        ("pool_tokens", pool),
+        ("preemptions", worst.preemptions),
+    ]
+    for cause in CAUSES:
+        if cause == "eviction" and pool is None:
+            fits.append("eviction (the pool is not told)")
+            continue
+        if cause == "coarse states" and case.facts is not None and not case.facts.model.hybrid:
+            excluded.append("coarse states (the model has full attention only)")
+            continue
+        off = [(abs(_deviation(level, _simulated(cause, level, pool))), level) for level in levels]
+        sd, where = max(off, key=lambda pair: pair[0])
+        expected = _simulated(cause, worst, pool)
+        evidence.append((f"hit_rate_if_{cause.replace(' ', '_')}", expected))
+        if sd > FAIL_SD:
+            there = _simulated(cause, where, pool)
+            excluded.append(
+                f"{cause} (would give {100 * there:.0f}% at {label(where)}, not "
+                f"{100 * (where.hit_rate or 0):.0f}%)"
+            )
+        else:
+            fits.append(f"{cause} (would give {100 * expected:.0f}%)")
+    text = (
+        f"{listed([case.levels[at] for at in low])} {'reuse' if len(low) > 1 else 'reuses'} "
+        f"{100 * (worst.hit_rate or 0):.0f}% of prompt tokens, less than sessions reuse by themselves. "
+        f"Fits: {'; '.join(fits) or 'none of four causes alone'}. Excluded: {'; '.join(excluded) or 'none'}"
+    )
+    remedy = _remedy(fits, pool)
+    return Finding(LAW, CHECK, "warn", text, tuple(evidence), remedy, low[0] if len(low) == 1 else None)
+
+
+def _remedy(fits: list[str], pool: float | None) -> str:
+    names = [text.split(" (")[0] for text in fits]
+    if pool is None:
+        return (
+            "Tell the pool (--given kv_pool_tokens=N, from the boot log); without it eviction cannot be told."
+        )
+    if names == ["eviction"]:
+        return "A larger pool, fewer sessions a replica, or session affinity."
+    if not names:
+        return "Look at the prompts of one session: several causes may act together."
+    return "To decide: " + "; ".join(f"{name} is excluded by {EXCLUDES[name]}" for name in names)
+
+
+def _simulated(cause: str, level: SweepLevel, pool: float | None) -> float:
+    sessions = max(round(in_system(level) or 0.0), level.concurrency or 1)
+    count, prompt = requests(level) or 1.0, _prompt_tokens(level) or 1.0
+    turns = max(round(count / sessions), 1)
+    load = CacheLoad(sessions, turns, prompt, 0.03 * prompt, pool, STATE_TOKENS)
+    return hit_rate(cause, load, _SEED)  # type: ignore[arg-type]
+
+
+def _deviation(level: SweepLevel, simulated: float) -> float:
+    missed, expected = 1.0 - (level.hit_rate or 0.0), 1.0 - simulated
+    return log(max(missed, 1e-3) / max(expected, 1e-3)) / NOISE["prefill"]
+
+
+def _usage(case: Case) -> list[Finding]:
+    known = [
+        level for level in case.levels if level.concurrency and in_load(level.kv_usage, level) is not None
+    ]
+    full = [level for level in known if kv_full(level)]
+    findings = []
+    if full:
+        findings.append(
+            Finding(
+                LAW,
+                "KV usage",
+                "note",
+                f"KV blocks ran out at {listed(full)}: requests waited for blocks, and cached contexts "
+                "were evicted. Rates there depend on evictions, which must be simulated",
+                tuple(
+                    (f"kv_usage_peak_{label(level)}", level.kv_usage.peak) for level in full if level.kv_usage
+                ),
+            )
+        )
+    usage = [in_load(level.kv_usage, level) or 0.0 for level in known]
+    falls = sum((b < a) - (b > a) for i, a in enumerate(usage) for b in usage[i + 1 :])
+    if len(known) > 2 and falls > 0 and len(known) * (len(known) - 1) // 2 == falls:
+        findings.append(
+            Finding(
+                LAW,
+                "KV usage",
+                "note",
+                f"KV usage falls from {100 * usage[0]:.0f}% to {100 * usage[-1]:.0f}% as sessions are "
+                "added: fewer or shorter requests run. It counts cached idle blocks as free, so it "
+                "excludes neither evictions nor waiting for blocks",
+                (("kv_usage_mean_first", usage[0]), ("kv_usage_mean_last", usage[-1])),
+            )
+        )
+    return findings
+
+
+def _reasons(case: Case) -> list[Finding]:
+    for level in case.levels:
+        for reason, gauge in level.waiting_by_reason:
+            if reason == "capacity" and gauge.peak:
+                text = (
+                    'waiting for "capacity" is for token budget, seats or KV blocks alike: it does not '
+                    "say which"
+                )
+                return [
+                    Finding(LAW, "waiting reason", "note", text, (("waiting_capacity_peak", gauge.peak),))
+                ]
+    return []
