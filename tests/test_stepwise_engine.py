@@ -211,12 +211,13 @@ def cases(draw: st.DrawFn) -> Case:
 
 
 def arrivals_of(case: Case) -> list[tuple[Tick, Request]]:
+    """No two at one tick: in vLLM, too, equally urgent requests can preempt each other for ever."""
     arrivals = []
     for number, (at, stream, prompt, output, eos, priority) in enumerate(case.requests):
         room = case.config.max_model_len - prompt
         one = request(number, prompt, min(output, room), stream=stream, eos=eos)
         one.priority = priority
-        arrivals.append((at * TICKS_PER_MS, one))
+        arrivals.append((at * TICKS_PER_MS + number, one))
     return arrivals
 
 
