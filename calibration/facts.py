@@ -1,0 +1,250 @@
+"""Facts of GPUs and models, each with its source: what physics bounds are computed from.
+
+GPU rates are dense peaks (no sparsity) of the makers' data sheets, memory is what the driver reports.
+Model shapes are those of the published `config.json` or model card; what could not be found there is named
+in `assumed`. `kv_bytes` and `pair_flops` follow from the shape:
+
+    kv_bytes   = full-attention layers x 2 x KV heads x head size x bytes     (MLA: layers x (rank + rope))
+    pair_flops = full-attention layers x 4 x query heads x head size     (multiply and add, scores and values)
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from replicast.sim.errors import InputError
+
+Precision = Literal["bf16", "fp8", "fp4"]
+BYTES: Mapping[str, float] = {"bf16": 2.0, "fp8": 1.0, "fp4": 0.5}
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One device; `fp8_flops` and `fp4_flops` are None where the device does not multiply in them."""
+
+    name: str
+    memory_gib: float
+    bytes_per_s: float
+    bf16_flops: float
+    fp8_flops: float | None
+    fp4_flops: float | None
+    source: str
+
+    def flops(self, precision: str) -> float:
+        """Dense peak at `precision`, or at the next wider one that the device multiplies in."""
+        rates = (self.bf16_flops, self.fp8_flops, self.fp4_flops)
+        narrow = {"bf16": 1, "fp8": 2, "fp4": 3}[precision]
+        return max(rate for rate in rates[:narrow] if rate is not None)
+
+
+GPUS: Mapping[str, Gpu] = {
+    gpu.name: gpu
+    for gpu in (
+        Gpu("L40S", 44.4, 864e9, 362e12, 733e12, None, "NVIDIA L40S data sheet"),
+        Gpu("A100", 79.2, 2039e9, 312e12, None, None, "NVIDIA A100 80GB SXM data sheet"),
+        Gpu("H100", 79.2, 3.35e12, 989e12, 1979e12, None, "NVIDIA H100 SXM data sheet"),
+        Gpu("H200", 140.4, 4.8e12, 989e12, 1979e12, None, "NVIDIA H200 SXM data sheet"),
+        Gpu("B200", 178.0, 7.7e12, 2250e12, 4500e12, 9000e12, "NVIDIA HGX B200 data sheet"),
+        Gpu("B300", 268.0, 7.7e12, 2250e12, 4500e12, 13500e12, "NVIDIA HGX B300 data sheet"),
+        Gpu("MI300X", 191.5, 5.3e12, 1307e12, 2615e12, None, "AMD Instinct MI300X data sheet"),
+    )
+}
+# What a cloud instance holds: GPU and how many.
+INSTANCES: Mapping[str, tuple[str, int]] = {
+    "g6e.4xlarge": ("L40S", 1),
+    "g6e.12xlarge": ("L40S", 4),
+    "g6e.48xlarge": ("L40S", 8),
+    "p4de.24xlarge": ("A100", 8),
+    "p5.48xlarge": ("H100", 8),
+    "p5e.48xlarge": ("H200", 8),
+    "p5en.48xlarge": ("H200", 8),
+    "p6-b200.48xlarge": ("B200", 8),
+    "p6-b300.48xlarge": ("B300", 8),
+}
+
+
+class Attention(NamedTuple):
+    """Elements of KV cache a token, and operations of one (new token, context token) pair."""
+
+    kv_elements: float
+    pair_flops: float
+
+
+def gqa(full_layers: int, query_heads: int, kv_heads: int, head_size: int) -> Attention:
+    """Grouped-query attention in `full_layers` layers; others (linear, sliding) hold next to nothing."""
+    return Attention(full_layers * 2 * kv_heads * head_size, full_layers * 4.0 * query_heads * head_size)
+
+
+def mla(layers: int, query_heads: int) -> Attention:
+    """Multi-head latent attention, absorbed: scores over rank 512 + rope 64, values over rank 512."""
+    return Attention(layers * 576, layers * 2.0 * query_heads * (576 + 512))
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """What a step of one model moves and computes.
+
+    `active` are parameters used by one token; `weight_bytes` what lies in memory. A mixture of experts with
+    `experts` and `experts_per_token` reads more of its experts with every sequence of a step.
+    `replicated_kv`: each tensor-parallel rank holds the whole KV cache (MLA). `state_bytes`: of
+    linear-attention layers, a sequence.
+    """
+
+    name: str
+    parameters: float
+    active: float
+    precision: Precision
+    weight_bytes: float
+    attention: Attention
+    layers: int
+    source: str
+    experts: int = 1
+    experts_per_token: int = 1
+    replicated_kv: bool = False
+    state_bytes: float = 0.0
+    hybrid: bool = False
+    kv_dtype: Precision = "bf16"
+    assumed: tuple[str, ...] = ()
+
+    def with_kv(self, dtype: str | None) -> Model:
+        """The same with its KV cache stored as `dtype` (a vLLM --kv-cache-dtype)."""
+        if dtype is None or dtype == "auto":
+            return self
+        return replace(self, kv_dtype="fp8" if "fp8" in dtype else "bf16")
+
+    @property
+    def kv_bytes(self) -> float:
+        """Bytes of KV cache a token."""
+        return self.attention.kv_elements * BYTES[self.kv_dtype]
+
+    @property
+    def pair_flops(self) -> float:
+        """Operations of attention for one pair of tokens."""
+        return self.attention.pair_flops
+
+
+CARD = "model card and config.json"
+SWEEPS = "notes of the public agentic sweeps (aws-samples/sample-agentic-coding-harness-benchmarks)"
+
+MODELS: Mapping[str, Model] = {
+    model.name: model
+    for model in (
+        Model("qwen3.6-35b", 35.9e9, 3e9, "bf16", 72e9, gqa(10, 16, 2, 256), layers=40, experts=256,
+              experts_per_token=8, state_bytes=30 * 2.163e6, hybrid=True, source=SWEEPS),
+        Model("qwen3.6-35b-fp8", 35.9e9, 3e9, "fp8", 37.5e9, gqa(10, 16, 2, 256), layers=40, experts=256,
+              experts_per_token=8, state_bytes=30 * 2.163e6, hybrid=True, source=SWEEPS),
+        Model("qwen3-coder-30b", 30.5e9, 3.3e9, "bf16", 61e9, gqa(48, 32, 4, 128), layers=48, experts=128,
+              experts_per_token=8, source=CARD),
+        Model("qwen3.8-27b", 27e9, 27e9, "fp8", 29e9, gqa(16, 24, 4, 256), layers=64, hybrid=True,
+              state_bytes=48 * 3.207e6, source=SWEEPS, assumed=("24 query and 4 KV heads, as Qwen3.5-27B",)),
+        Model("gemma-4-31b", 31e9, 31e9, "bf16", 63e9, gqa(10, 32, 16, 128), layers=60, hybrid=True,
+              source=SWEEPS, assumed=("10 full-attention layers, 32 query and 16 KV heads, as Gemma 3",)),
+        Model("minicpm5-2b", 2.52e9, 2.52e9, "bf16", 5.03e9, gqa(42, 16, 2, 128), layers=42, source=SWEEPS,
+              assumed=("16 query heads",)),
+        Model("minimax-m2.5", 230e9, 10e9, "fp8", 230e9, gqa(62, 48, 8, 128), layers=62, experts=256,
+              experts_per_token=8, source=CARD),
+        Model("minimax-m3", 428e9, 23e9, "fp8", 444e9, gqa(60, 64, 4, 128), layers=60, experts=128,
+              experts_per_token=4, source=SWEEPS,
+              assumed=("23e9 active parameters", "64 query and 4 KV heads of 128 (the pool agrees)")),
+        Model("glm-5.2", 744e9, 40e9, "fp8", 750e9, mla(78, 64), layers=78, experts=256,
+              experts_per_token=8, replicated_kv=True, source=SWEEPS),
+        Model("glm-5.3", 743e9, 39e9, "fp8", 750e9, mla(78, 64), layers=78, experts=256,
+              experts_per_token=8, replicated_kv=True, source=SWEEPS),
+        Model("kimi-k2.7-code", 1058.6e9, 32e9, "fp4", 595e9, mla(61, 64), layers=61, experts=384,
+              experts_per_token=8, replicated_kv=True, source=SWEEPS,
+              assumed=("experts in 4 bits: 1,059 GB do not fit 8 x 140 GiB beside a cache",)),
+        Model("kimi-k3", 2.8e12, 104e9, "fp4", 1.5e12, mla(61, 64), layers=61, experts=384,
+              experts_per_token=8, replicated_kv=True, source=SWEEPS, assumed=("shape as kimi-k2",)),
+        Model("deepseek-v3.2", 685e9, 37e9, "fp8", 689e9, mla(61, 128), layers=61, experts=256,
+              experts_per_token=8, replicated_kv=True, source=CARD),
+        Model("devstral-2-123b", 123e9, 123e9, "fp8", 128e9, gqa(88, 96, 8, 128), layers=88, source=CARD),
+        Model("nemotron-ultra-550b", 550e9, 55e9, "fp4", 300e9, gqa(12, 64, 4, 128), layers=108, hybrid=True,
+              experts=512, experts_per_token=22, source=SWEEPS, assumed=("12 attention layers",)),
+        Model("qwen3-coder-480b", 480e9, 35e9, "fp8", 482e9, gqa(62, 96, 8, 128), layers=62, experts=160,
+              experts_per_token=8, source=CARD),
+        Model("codellama-34b", 33.7e9, 33.7e9, "bf16", 67.5e9, gqa(48, 64, 8, 128), layers=48, source=CARD),
+        Model("llama-2-7b", 6.74e9, 6.74e9, "bf16", 13.5e9, gqa(32, 32, 32, 128), layers=32, source=CARD),
+        Model("llama-2-70b", 69e9, 69e9, "bf16", 138e9, gqa(80, 64, 8, 128), layers=80, source=CARD),
+        Model("llama-3.1-8b", 8.03e9, 8.03e9, "bf16", 16.1e9, gqa(32, 32, 8, 128), layers=32, source=CARD),
+        Model("llama-3.1-70b", 70.6e9, 70.6e9, "bf16", 141e9, gqa(80, 64, 8, 128), layers=80, source=CARD),
+        Model("mixtral-8x7b", 46.7e9, 12.9e9, "bf16", 93.4e9, gqa(32, 32, 8, 128), layers=32, experts=8,
+              experts_per_token=2, source=CARD),
+        Model("mixtral-8x22b", 141e9, 39e9, "bf16", 282e9, gqa(56, 48, 8, 128), layers=56, experts=8,
+              experts_per_token=2, source=CARD),
+        Model("qwen3-14b", 14.8e9, 14.8e9, "bf16", 29.6e9, gqa(40, 40, 8, 128), layers=40, source=CARD),
+        Model("qwen2.5-7b", 7.6e9, 7.6e9, "bf16", 15.2e9, gqa(28, 28, 4, 128), layers=28, source=CARD),
+        Model("mistral-nemo-12b", 12.2e9, 12.2e9, "bf16", 24.5e9, gqa(40, 32, 8, 128), layers=40,
+              source=CARD),
+        Model("yi-34b", 34.4e9, 34.4e9, "bf16", 68.8e9, gqa(60, 56, 8, 128), layers=60, source=CARD),
+        Model("llama-4-scout", 109e9, 17e9, "bf16", 218e9, gqa(48, 40, 8, 128), layers=48, experts=16,
+              experts_per_token=1, source=CARD),
+    )
+}  # fmt: skip
+
+
+def find_gpu(name: str) -> Gpu:
+    """A GPU by its name, or by a longer one that holds it ("NVIDIA H200 SXM")."""
+    wanted = name.upper()
+    for known in sorted(GPUS, key=len, reverse=True):
+        if known.upper() in wanted:
+            return GPUS[known]
+    raise InputError(f"no facts about a GPU {name!r}", remedy=f"known: {', '.join(GPUS)}")
+
+
+def find_model(name: str, kv_cache_dtype: str | None = None) -> Model | None:
+    """Facts about a model by the closest known name in `name`; None where none is known."""
+    wanted = _plain(name)
+    fits = [known for known in MODELS if _plain(known) in wanted]
+    return MODELS[max(fits, key=len)].with_kv(kv_cache_dtype) if fits else None
+
+
+def model_from_config(path: Path, parameters: float, active: float | None = None) -> Model:
+    """Facts from a Hugging Face `config.json`; the numbers of parameters are on the model's card."""
+    where = str(path)
+    try:
+        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InputError(f"cannot be read as JSON: {error}", where=where) from error
+    text = config.get("text_config", config)
+    try:
+        layers, heads = int(text["num_hidden_layers"]), int(text["num_attention_heads"])
+        head = int(text.get("head_dim") or text["hidden_size"] // heads)
+        kinds = text.get("layer_types")
+        full = sum(kind == "full_attention" for kind in kinds) if kinds else layers
+        rank = text.get("kv_lora_rank")
+        kv_heads = int(text.get("num_key_value_heads") or heads)
+        attention = mla(layers, heads) if rank else gqa(full, heads, kv_heads, head)
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(
+            f"not a model's config.json: {error} is missing or not a number",
+            where=where,
+            remedy="give the config.json of the model's repository",
+        ) from error
+    quant = json.dumps(config.get("quantization_config", "")).lower()
+    precision: Precision = "fp4" if "fp4" in quant else "fp8" if "fp8" in quant else "bf16"
+    experts = int(
+        text.get("num_experts") or text.get("n_routed_experts") or text.get("num_local_experts") or 1
+    )
+    return Model(
+        name=path.parent.name if path.name == "config.json" else path.stem,
+        parameters=parameters,
+        active=active or parameters,
+        precision=precision,
+        weight_bytes=parameters * BYTES[precision],
+        layers=layers,
+        source=where,
+        experts=experts,
+        experts_per_token=int(text.get("num_experts_per_tok") or 1),
+        replicated_kv=bool(rank),
+        hybrid=full != layers,
+        attention=attention,
+    )
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9.]", "", name.lower())

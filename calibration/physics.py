@@ -1,0 +1,211 @@
+"""What the hardware allows: bounds and weak priors of step-time coefficients, and the expected KV pool.
+
+Memory side (seconds = bytes / bandwidth): weights read in any step, KV cache, experts that each further
+sequence adds. Compute side (seconds = operations / FLOPS). A coefficient at the hardware's peak is its
+lower bound; what servers reach of the peak is the prior, with a log-normal spread:
+
+    bandwidth  65 % of the peak, x/ 1.5     codellama-34b on H100: 84 % for KV reads, 78 % for weights
+    arithmetic 40 % of the peak, x/ 1.8     codellama-34b on H100: 95 us a token are 72 %; mixtures of small
+                                            experts reach half of it and less
+    attention  40 % of the peak, x/ 1.8
+
+Steps also pay for launches and for tensor-parallel exchanges; both grow with layers, and the exchange is
+slow over PCIe (L40S).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from replicast.calibration.facts import GPUS, Gpu, Model
+from replicast.calibration.profile import Profile, StepSeconds
+from replicast.sim.config import EngineArgs
+from replicast.sim.errors import InputError
+from replicast.sim.fleet.config import FrontEnd
+
+BANDWIDTH_SHARE, BANDWIDTH_SPREAD = 0.65, 1.5
+FLOPS_SHARE, FLOPS_SPREAD = 0.40, 1.8
+LAUNCH_S = 12e-6  # per layer and step, CUDA graphs on
+PCIE = ("L40S",)
+# Two all-reduces a layer: of one row (latency) and of each token of a chunk (bf16 over the link).
+EXCHANGE_S, EXCHANGE_PCIE_S = 8e-6, 25e-6
+LINK_BYTES_PER_S, LINK_PCIE_BYTES_PER_S = 350e9, 20e9
+# TTFT - queue - prefill over 28 task windows of the agentic sweeps.
+FRONT_END = FrontEnd(fixed_s=0.026, per_prompt_token_s=1.7e-6, delivery_s=0.0)
+RESERVED_GIB = 4.0  # activations, CUDA graphs and the context of a rank
+
+
+class Prior(NamedTuple):
+    """A coefficient's bound by physics, its likely value, and the spread of its logarithm."""
+
+    low: float
+    value: float
+    spread: float  # standard deviation of log(value)
+
+
+Priors = Mapping[str, Prior]
+
+
+def priors(model: Model, gpu: Gpu, tensor_parallel_size: int) -> dict[str, Prior]:
+    """Bounds and weak priors of every step-time coefficient, by the names of `StepSeconds`."""
+    tp = tensor_parallel_size
+    bandwidth = gpu.bytes_per_s * tp
+    kv_bandwidth = gpu.bytes_per_s * (1 if model.replicated_kv else tp)
+    one, more = _expert_bytes(model)
+    pcie = gpu.name in PCIE
+    exchange = (EXCHANGE_PCIE_S if pcie else EXCHANGE_S) * 2 * model.layers if tp > 1 else 0.0
+    flops, attention_flops = gpu.flops(model.precision) * tp, gpu.bf16_flops * tp
+    wide = math.log(BANDWIDTH_SPREAD)
+    return {
+        "memory_fixed_s": Prior(
+            one / bandwidth, one / (BANDWIDTH_SHARE * bandwidth) + LAUNCH_S * model.layers + exchange, wide
+        ),
+        "memory_per_kv_token_s": Prior(
+            model.kv_bytes / kv_bandwidth, model.kv_bytes / (BANDWIDTH_SHARE * kv_bandwidth), wide
+        ),
+        "memory_per_seq_s": Prior(
+            0.0,
+            (more + 2 * model.state_bytes) / (BANDWIDTH_SHARE * bandwidth) + _row_s(model, bandwidth),
+            math.log(2.5),
+        ),
+        "compute_fixed_s": Prior(0.0, LAUNCH_S * model.layers + exchange, wide),
+        "compute_per_token_s": Prior(
+            2 * model.active / flops,
+            2 * model.active / (_flops_share(model) * flops)
+            + (_exchange_per_token(model, pcie) if tp > 1 else 0.0),
+            math.log(FLOPS_SPREAD),
+        ),
+        "compute_per_pair_s": Prior(
+            model.pair_flops / attention_flops,
+            model.pair_flops / (FLOPS_SHARE * attention_flops),
+            math.log(FLOPS_SPREAD),
+        ),
+    }
+
+
+def _expert_bytes(model: Model) -> tuple[float, float]:
+    """Weight bytes that one sequence's step reads, and those each further one (up to 32) adds on average."""
+    weights = model.weight_bytes
+    if model.experts <= 1:
+        return weights, 0.0
+    share = model.experts_per_token / model.experts
+    # Bytes of everything but routed experts: what `active` leaves beyond the routed share.
+    per_parameter = weights / model.parameters
+    dense = max(model.active - share * model.parameters, 0.0) / (1 - share) * per_parameter
+    routed = weights - dense
+    at = [1 - (1 - share) ** n for n in (1, 32)]
+    return dense + at[0] * routed, (at[1] - at[0]) / 31 * routed
+
+
+def _row_s(model: Model, bandwidth: float) -> float:
+    """Sampling and small kernels of one more row: a few microseconds whatever the model."""
+    return 5e-6
+
+
+def _flops_share(model: Model) -> float:
+    """Share of the peak that prefill reaches: small experts multiply badly."""
+    return FLOPS_SHARE if model.experts <= 1 else 0.5 * FLOPS_SHARE
+
+
+def _exchange_per_token(model: Model, pcie: bool) -> float:
+    # The hidden size follows from parameters of a layer well enough: 12 h^2 a dense layer.
+    hidden = math.sqrt(model.active / model.layers / 12)
+    return 2 * model.layers * 2 * hidden * 2 / (LINK_PCIE_BYTES_PER_S if pcie else LINK_BYTES_PER_S)
+
+
+def expected_kv_tokens(
+    model: Model, gpu: Gpu, tensor_parallel_size: int, gpu_memory_utilization: float = 0.90
+) -> float:
+    """Tokens of KV cache that memory leaves after weights and activations; 0 where the weights do not fit."""
+    per_rank = gpu.memory_gib * 2**30 * gpu_memory_utilization - RESERVED_GIB * 2**30
+    left = per_rank - model.weight_bytes / tensor_parallel_size
+    ranks = 1 if model.replicated_kv else tensor_parallel_size
+    return max(left, 0.0) * ranks / model.kv_bytes
+
+
+def check_peak(steps: StepSeconds, bounds: Priors) -> list[str]:
+    """Coefficients that beat the hardware, in words; empty if none does."""
+    return [
+        f"{name} {getattr(steps, name):.3g} beats the hardware's peak of {prior.low:.3g}"
+        for name, prior in bounds.items()
+        if getattr(steps, name) < prior.low * (1 - 1e-9) and name != "compute_fixed_s"
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Facts that an estimate needs."""
+
+    model: Model
+    gpu: Gpu
+    tensor_parallel_size: int
+    gpu_memory_utilization: float = 0.90
+
+
+def estimate(
+    model: Model,
+    hardware: Gpu | str,
+    tensor_parallel_size: int = 1,
+    *,
+    engine: EngineArgs | None = None,
+    vllm_version: str = "0.33.0",
+    date: str = "unknown",
+) -> Profile:
+    """A profile from physics alone: marked uncalibrated, with the wide intervals that it deserves."""
+    gpu = GPUS[hardware] if isinstance(hardware, str) else hardware
+    found = priors(model, gpu, tensor_parallel_size)
+    pool = expected_kv_tokens(model, gpu, tensor_parallel_size)
+    if pool < 1_000:
+        need = math.ceil(model.weight_bytes / ((gpu.memory_gib * 0.9 - RESERVED_GIB) * 2**30))
+        raise InputError(
+            f"{model.name} ({model.weight_bytes / 1e9:,.0f} GB of weights) does not fit "
+            f"{tensor_parallel_size} x {gpu.name}",
+            remedy=f"its weights need at least {need} of them",
+        )
+    steps = StepSeconds(**{name: float(f"{prior.value:.3g}") for name, prior in found.items()})
+    intervals = {
+        name: {
+            "value": getattr(steps, name),
+            "low": float(f"{max(prior.value * math.exp(-1.96 * prior.spread), prior.low):.3g}"),
+            "high": float(f"{prior.value * math.exp(1.96 * prior.spread):.3g}"),
+            "status": "physics",
+        }
+        for name, prior in found.items()
+    }
+    notes = [
+        "Uncalibrated: physics only. Values may be wrong by a factor of two; calibrate on a sweep.",
+        f"Facts: {model.source}; {gpu.source}.",
+        *(f"Assumed: {text}." for text in model.assumed),
+    ]
+    if model.hybrid:
+        notes.append("The model is hybrid; its KV groups are taken as one group of full attention.")
+    args = engine or EngineArgs()
+    if args.kv_cache_tokens is None and args.num_gpu_blocks is None:
+        block = args.block_size or 16
+        args = EngineArgs(
+            **{
+                name: getattr(args, name)
+                for name in EngineArgs.__dataclass_fields__
+                if name != "kv_cache_tokens"
+            },
+            kv_cache_tokens=int(pool // block) * block,
+        )
+    return Profile(
+        name=f"{model.name}-{gpu.name.lower()}-tp{tensor_parallel_size}-estimate",
+        status="uncalibrated",
+        source="physics: parameters and layers over data-sheet bandwidth and FLOPS",
+        date=date,
+        model=f"{model.name} ({model.precision.upper()})",
+        gpu=gpu.name,
+        gpu_memory_gib=gpu.memory_gib,
+        tensor_parallel_size=tensor_parallel_size,
+        vllm_version=vllm_version,
+        engine=args,
+        step_time=steps,
+        front_end=FRONT_END,
+        notes=tuple(notes),
+        tables={"intervals": intervals},
+    )

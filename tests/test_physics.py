@@ -1,0 +1,93 @@
+"""Physics: bounds hold, estimates order as hardware does, pools agree with boot logs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from replicast.calibration.facts import GPUS, MODELS, find_gpu, find_model, model_from_config
+from replicast.calibration.physics import check_peak, estimate, expected_kv_tokens, priors
+from replicast.calibration.profile import parse_profile, profile_text
+from replicast.sim.errors import InputError
+
+# Pools that boot logs state, in tokens.
+BOOTED = [
+    ("qwen3-coder-30b", "L40S", 4, None, 0.90, 1_037_152),
+    ("minicpm5-2b", "L40S", 1, None, 0.90, 856_480),
+    ("minimax-m2.5", "H200", 4, None, 0.92, 1_180_000),
+    ("qwen3.8-27b", "L40S", 1, "fp8", 0.90, 228_010),
+    ("qwen3-coder-480b", "H200", 4, None, 0.95, 255_000),
+]
+
+
+@pytest.mark.parametrize(("model", "gpu", "tp", "kv_dtype", "utilization", "tokens"), BOOTED)
+def test_expected_pool_is_near_the_boot_log(
+    model: str, gpu: str, tp: int, kv_dtype: str | None, utilization: float, tokens: int
+) -> None:
+    facts = find_model(model, kv_dtype)
+    assert facts is not None
+    assert expected_kv_tokens(facts, GPUS[gpu], tp, utilization) == pytest.approx(tokens, rel=0.35)
+
+
+@pytest.mark.parametrize("gpu", list(GPUS))
+@pytest.mark.parametrize("model", list(MODELS))
+def test_priors_lie_above_the_peak(model: str, gpu: str) -> None:
+    for name, prior in priors(MODELS[model], GPUS[gpu], 4).items():
+        assert prior.value >= prior.low >= 0, name
+        assert prior.spread > 0
+
+
+def test_faster_hardware_is_not_slower() -> None:
+    model = MODELS["qwen3-coder-30b"]
+    slow, fast = priors(model, GPUS["L40S"], 1), priors(model, GPUS["H200"], 1)
+    assert all(fast[name].value <= slow[name].value for name in slow)
+
+
+def test_measured_codellama_respects_the_bounds() -> None:
+    """Fitted on single requests of codellama-34b, H100 (docs/accuracy.md)."""
+    found = priors(MODELS["codellama-34b"], GPUS["H100"], 1)
+    for name, value in (
+        ("memory_fixed_s", 25.8e-3), ("memory_per_kv_token_s", 70e-9), ("compute_per_token_s", 95e-6),
+        ("compute_per_pair_s", 3.8e-9),
+    ):  # fmt: skip
+        assert found[name].low <= value <= 2.5 * found[name].value, name
+
+
+def test_estimate_is_marked_and_can_be_read_again() -> None:
+    profile = estimate(MODELS["llama-3.1-8b"], "H100", 1, date="2026-11-30")
+    assert profile.status == "uncalibrated"
+    assert check_peak(profile.step_time, priors(MODELS["llama-3.1-8b"], GPUS["H100"], 1)) == []
+    import tomllib
+
+    again = parse_profile(tomllib.loads(profile_text(profile)), "test")
+    assert again == profile
+    for interval in again.tables["intervals"].values():
+        assert interval["low"] <= interval["value"] <= interval["high"]
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(InputError, match="does not fit"):
+        estimate(MODELS["glm-5.2"], "L40S", 1)
+
+
+def test_names_are_found_inside_longer_ones() -> None:
+    assert find_gpu("NVIDIA H200 SXM").name == "H200"
+    found = find_model("zai-org/GLM-5.2-FP8")
+    assert found is not None
+    assert found.name == "glm-5.2"
+    assert find_model("somebody/unheard-of") is None
+    with pytest.raises(InputError, match="known"):
+        find_gpu("TPU v9")
+
+
+def test_config_json_gives_the_shape(tmp_path: Path) -> None:
+    config = {"num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config | {"num_experts": 128, "num_experts_per_tok": 8}))
+    model = model_from_config(path, 30.5e9, 3.3e9)
+    assert model.kv_bytes == MODELS["qwen3-coder-30b"].kv_bytes
+    assert model.pair_flops == MODELS["qwen3-coder-30b"].pair_flops
+    path.write_text("{}")
+    with pytest.raises(InputError, match=r"config\.json"):
+        model_from_config(path, 1e9)
