@@ -58,7 +58,7 @@ def _request(spec: RequestSpec, served: Mapping[str, Request]) -> Request:
         prompt=prompt,
         output=spec.output,
         num_prompt_tokens=num_tokens(prompt),
-        max_tokens=spec.output_len,
+        max_tokens=spec.stops_at or spec.output_len,
         stops_at_eos=spec.stops_at is not None,
         priority=spec.priority,
         tag=spec.id,
