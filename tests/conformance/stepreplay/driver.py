@@ -21,6 +21,7 @@ from replicast.sim.workload import Content, cut, join, num_tokens
 
 from .adapters import SteppedEngine
 from .frontend import FrontEnd
+from .lines import header, request_line
 from .scenario import Json, RequestSpec, Scenario
 
 MAX_LISTED_WAITING = 64
@@ -80,7 +81,7 @@ class Driver:
 
     def run(self) -> list[Json]:
         """All lines of the recording."""
-        self.lines.append(self._header())
+        self.lines.append(header(self.scenario))
         depth = 2 if self.config.async_scheduling else 1
         num_calls = num_stuck = 0
         aborted: list[str] = []
@@ -146,22 +147,7 @@ class Driver:
     def _arrive(self, spec: RequestSpec, at: float) -> list[str]:
         prompt = self._prompt_of(spec)
         num_prompt_tokens = num_tokens(prompt)
-        self.info[spec.id] = {
-            "kind": "request",
-            "id": spec.id,
-            "prompt": num_prompt_tokens,
-            "output": spec.output_len,
-            "arrived": self._step,
-            "first_sched": None,
-            "first_token": None,
-            "finished": None,
-            "reason": None,
-            "hit": None,
-            "preemptions": 0,
-            "preempted_at": [],
-            "resumed_at": [],
-            "resumed_hit": [],
-        }
+        self.info[spec.id] = request_line(spec, num_prompt_tokens, self._step)
         limit = self.config.max_model_len
         request = self._request(spec, prompt, num_prompt_tokens)
         self.requests[spec.id] = request
@@ -372,21 +358,6 @@ class Driver:
                 self._by_step[step + 1 + child.delay_steps].append(child)
 
     # First and last lines
-
-    def _header(self) -> Json:
-        return {
-            "kind": "header",
-            "name": self.scenario.name,
-            "about": self.scenario.about,
-            "vllm": self.config.rules,
-            "scheduler_block_size": self.config.block_size,
-            "hash_block_size": self.config.block_size,
-            "retention_interval": None,
-            "scheduler_class": "AsyncScheduler" if self.config.async_scheduling else "Scheduler",
-            "v2_model_runner": self.config.rules == "0.33.0",
-            "config": self.scenario.config_lines,
-            "usable_blocks": self.config.num_usable_blocks,
-        }
 
     def _stopped(self) -> Json:
         return {
