@@ -7,7 +7,8 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from replicast.sim.engine.kv_cache import KVCache, RequestBlocks
+from replicast.sim.engine.block_pool import RequestBlocks
+from replicast.sim.engine.kv_cache import KVCache
 from replicast.sim.engine.stepwise.block_hash import BlockHashes
 from replicast.sim.engine.stepwise.kv_cache import KVCacheManager
 from replicast.sim.engine.stepwise.kv_cache import RequestBlocks as Blocks
@@ -20,7 +21,7 @@ class Pair:
     def __init__(self, content: Content, block_size: int, cache: KVCache) -> None:
         self.total = num_tokens(content)
         self.runs = RequestBlocks()
-        cache.name(self.runs, content, (), Segment(-1, 0, 0))
+        cache.name(self.runs, content)
         self.hashes = BlockHashes(content, (), 0, block_size, -1)
         self.blocks = Blocks(self.hashes)
         self.computed = 0

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING
 from replicast.sim.engine.free_queue import Entry
 
 if TYPE_CHECKING:
+    from replicast.sim.engine.block_pool import BlockPool, RequestBlocks
     from replicast.sim.engine.content_tree import Node
-    from replicast.sim.engine.kv_cache import KVCache, RequestBlocks
 
 
 class Copy:
@@ -36,7 +36,7 @@ class Copy:
 class Duplicates:
     """All blocks of one cache that have several copies."""
 
-    def __init__(self, cache: KVCache) -> None:
+    def __init__(self, cache: BlockPool) -> None:
         self.cache = cache
         self.count = 0  # blocks with several copies
 
@@ -136,7 +136,7 @@ class Duplicates:
             end = node.first_block
 
     def release(self, held: RequestBlocks) -> None:
-        """As `KVCache.release`, along the whole path: own copies may stand where others hold too."""
+        """As `BlockPool.release`, along the whole path: own copies may stand where others hold too."""
         cache = self.cache
         end, releases = held.num_published, True
         for i in range(held.index, -1, -1):

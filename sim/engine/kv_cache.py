@@ -1,34 +1,23 @@
-"""KV blocks without blocks: what is free, cached, held, and what goes next, in runs of content.
+"""The KV cache of one engine: look-up, admission, publishing, freeing, in runs of content.
 
-The rules are vLLM's (`vllm/v1/core/kv_cache_manager.py`, `block_pool.py`): new blocks come from the
-head of the free queue and lose what they cached; full blocks are published when scheduled; a look-up
-never covers the last token; freed blocks go, without hash, to the front, with hash to the back, last
-block first. Which physical block is which never matters to them. So it is enough to keep
+The rules are vLLM's (`vllm/v1/core/kv_cache_manager.py`): new blocks come from the head of the free
+queue and lose what they cached; full blocks are published when scheduled; a look-up never covers the
+last token; freed blocks go, without hash, to the front, with hash to the back, last block first.
 
-* `unhashed`, the number of free blocks that cache nothing, which are always taken first, and
-* per node of the content tree how far it is cached and how far it is held.
-
-Why two numbers a node suffice. Whoever holds block k + 1 of some content holds a copy of block k,
-and frees it just after k + 1. So some copy of k is held, or stands later in the queue than every copy
-of k + 1: what is cached has no holes. Per node, blocks `first_block … held_end` are held,
-`held_end … cached_end` are idle (in the free queue), beyond nothing is cached. A look-up is one
-comparison, an eviction one subtraction.
-
-Why a hold costs the same however long the path. Who holds a node's block holds all of the path above.
-So a request counts only where it ends, and a held child counts once in its parent, at the branch.
-
-The one exception, two requests that computed the same block, is in `duplicates.py`.
+Which physical block is which never matters to them, so there are none: `block_pool.py` says what is
+kept instead. What is cached of a path has no holes, so a look-up is one comparison a node, from the end
+of the path upwards until something is cached.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import chain
+from collections.abc import Callable
 
-from replicast.sim.engine.content_tree import ContentTree, Node
-from replicast.sim.engine.duplicates import Copy, Duplicates
-from replicast.sim.engine.free_queue import Entry, FreeQueue
-from replicast.sim.workload import Content, Segment
+from replicast.sim.engine.block_pool import BlockPool, RequestBlocks
+from replicast.sim.engine.content_tree import Node
+from replicast.sim.workload import Content
+
+__all__ = ["KVCache", "RequestBlocks", "cdiv"]
 
 
 def cdiv(a: int, b: int) -> int:
@@ -36,28 +25,10 @@ def cdiv(a: int, b: int) -> int:
     return -(-a // b)
 
 
-class RequestBlocks:
-    """The blocks of one request: how many, and how many of them are published along its path.
+class KVCache(BlockPool):
+    """The pool of one engine, and what requests do with it.
 
-    Its hold stands at `nodes[index]`, up to block `num_published`; index -1: it holds nothing.
-    """
-
-    __slots__ = ("copies", "ends", "index", "nodes", "num_blocks", "num_published")
-
-    def __init__(self) -> None:
-        self.nodes: list[Node] = []
-        self.ends: list[int] = []
-        self.num_blocks = 0
-        self.num_published = 0
-        self.index = -1
-        self.copies: dict[tuple[Node, int], Copy] | None = None  # later copies that it made
-
-
-class KVCache:
-    """The pool of one engine.
-
-    `holders` is the engine's list of running requests; `sync` brings a decode's publications up to
-    date, which a jump leaves undone until somebody looks.
+    `sync` brings a decode's publications up to date, which a jump leaves undone until somebody looks.
     """
 
     def __init__(
@@ -69,31 +40,19 @@ class KVCache:
         watermark: float,
         num_lookahead_tokens: int,
     ) -> None:
-        self.block_size = block_size
+        super().__init__(num_gpu_blocks, block_size)
         self.max_model_len = max_model_len
         self.enable_caching = enable_caching
         self.num_lookahead_tokens = num_lookahead_tokens
-        self.num_usable = num_gpu_blocks - 1
         self.watermark_blocks = int(watermark * num_gpu_blocks)
-        self.unhashed = self.num_usable
-        self.num_free = self.num_usable  # idle cached blocks included
-        self.tree = ContentTree(block_size)
-        self.queue = FreeQueue(self.tree.root)
-        self.duplicates = Duplicates(self)
-        self.holders: Sequence[RequestBlocks] = []
-        self.sync: Callable[[object], None] = lambda writer: None
-
-    @property
-    def usage(self) -> float:
-        """Share of the usable blocks that requests hold."""
-        return 1.0 - self.num_free / self.num_usable if self.num_usable else 0.0
+        self.sync: Callable[[object], None] | None = None
 
     # Paths
 
-    def name(self, held: RequestBlocks, prompt: Content, output: Content, missing: Segment) -> None:
-        """Find the path of a request's prompt and output; `missing` are outputs that `output` lacks."""
+    def name(self, held: RequestBlocks, content: Content) -> None:
+        """Find the path of a request's prompt and output."""
         if self.enable_caching:
-            held.nodes, held.ends = self.tree.path(chain(prompt, output, (missing,)))
+            held.nodes, held.ends = self.tree.path(content)
 
     def forget(self, held: RequestBlocks) -> None:
         """The request is over: its path may be dropped."""
@@ -110,7 +69,7 @@ class KVCache:
             node = nodes[index]
             first = node.first_block
             if first < limit:
-                if node.writer is not None:
+                if node.writer is not None and self.sync is not None:
                     self.sync(node.writer)
                 hits = node.cached_end
                 if hits > first:
@@ -206,7 +165,7 @@ class KVCache:
             if end > full:
                 end = full
             if end > position:
-                if node.writer is not None and node.writer is not held:
+                if node.writer is not None and node.writer is not held and self.sync is not None:
                     self.sync(node.writer)
                 cached = node.cached_end
                 if cached > position:
@@ -220,7 +179,7 @@ class KVCache:
             index += 1
         held.index = index
         held.num_published = full
-        self._move_hold(nodes[old] if old >= 0 else None, nodes[index], start, full)
+        self.move_hold(nodes[old] if old >= 0 else None, nodes[index], start, full)
 
     def free(self, held: RequestBlocks) -> None:
         """Let go of all blocks of a request (finish, abort, preemption)."""
@@ -285,124 +244,3 @@ class KVCache:
             if node.cached_end > node.first_block or node.held_end >= 0:
                 return False
         return True
-
-    # Holds
-
-    def touch(self, held: RequestBlocks, index: int, hits: int) -> None:
-        """Hold the hit blocks; those nobody held leave the free queue."""
-        if self.duplicates.count:
-            self.duplicates.touch(held, index, hits)
-        held.index = index
-        held.num_published = hits
-        self.hold(held.nodes[index], hits)
-
-    def hold(self, node: Node, end: int) -> None:
-        """One more holder of `node` up to block `end`, and of all above it."""
-        while True:
-            idle = node.idle
-            while idle:
-                entry = idle[-1]
-                low = entry.low
-                if low >= end:
-                    break
-                if entry.high <= end:
-                    self.num_free -= entry.high - low
-                    idle.pop()
-                    self.queue.unlink(entry)
-                else:
-                    self.num_free -= end - low
-                    entry.low = end
-                    break
-            holds = node.holds
-            holds[end] = holds.get(end, 0) + 1
-            held_end = node.held_end
-            if end > held_end:
-                node.held_end = end
-            parent = node.parent
-            if held_end >= 0 or parent is None:
-                return
-            end = node.first_block
-            node = parent
-
-    def release(self, node: Node, end: int) -> None:
-        """One holder less; what nobody holds now goes to the back of the queue, deepest first."""
-        while True:
-            low = self.drop_hold(node, end)
-            if low < end:
-                self.push(node, low, end)
-            parent = node.parent
-            if node.held_end >= 0 or parent is None:
-                return
-            end = node.first_block
-            node = parent
-
-    def drop_hold(self, node: Node, end: int) -> int:
-        """One holder less in `node` itself; from which block up to `end` nobody holds it now."""
-        holds = node.holds
-        count = holds[end] - 1
-        if count:
-            holds[end] = count
-            return end
-        del holds[end]
-        if end < node.held_end:
-            return end
-        if not holds:
-            node.held_end = -1
-            return node.first_block
-        low = node.held_end = max(holds)
-        return low
-
-    def _move_hold(self, old: Node | None, node: Node, start: int, end: int) -> None:
-        """A holder that stood at `start` of `old` now reaches up to `end` of `node`, further down."""
-        if old is node:
-            holds = node.holds
-            count = holds[start] - 1
-            if count:
-                holds[start] = count
-            else:
-                del holds[start]
-            holds[end] = holds.get(end, 0) + 1
-            if end > node.held_end:
-                node.held_end = end
-            return
-        self.hold(node, end)
-        if old is not None:
-            self.drop_hold(old, start)  # the new hold reaches through `old` at least as far
-
-    # The free queue
-
-    def push(self, node: Node, low: int, high: int) -> None:
-        """Blocks `low … high` of `node` become idle."""
-        entry = Entry(node, low, high)
-        node.idle.append(entry)
-        self.queue.push(entry)
-        self.num_free += high - low
-
-    def take(self, num_blocks: int) -> None:
-        """New blocks from the head of the free queue; what they cached is lost."""
-        self.num_free -= num_blocks
-        if num_blocks <= self.unhashed:
-            self.unhashed -= num_blocks
-            return
-        num_blocks -= self.unhashed
-        self.unhashed = 0
-        queue = self.queue
-        while num_blocks:
-            entry = queue.end.next
-            node = entry.node
-            low = entry.low
-            if entry.copy is not None:
-                queue.unlink(entry)
-                self.duplicates.evict(node, low, entry.copy)
-                num_blocks -= 1
-                continue
-            size = entry.high - low
-            if size > num_blocks:
-                node.cached_end = entry.high = entry.high - num_blocks
-                return
-            queue.unlink(entry)
-            del node.idle[0]
-            node.cached_end = low
-            num_blocks -= size
-            if not node.refs and low == node.first_block:
-                self.tree.prune(node)

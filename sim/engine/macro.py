@@ -13,14 +13,15 @@ from collections import deque
 
 from replicast.sim.config import EngineConfig
 from replicast.sim.engine.conversion import can_jump, enter_jumps, leave_jumps
-from replicast.sim.engine.jumps import Jumps
+from replicast.sim.engine.mixed_step import MixedSteps
 from replicast.sim.engine.request_state import RequestState, SchedulerOutput
+from replicast.sim.engine.scheduler import RUNNING
 from replicast.sim.engine.step_time import StepLoad, StepTime, row_pairs
 from replicast.sim.request import Request, RequestStatus
 from replicast.sim.ticks import TICKS_PER_MS, Tick
 
 
-class MacroEngine(Jumps):
+class MacroEngine(MixedSteps):
     """`Engine` by jumps."""
 
     def __init__(self, config: EngineConfig, step_time: StepTime) -> None:
@@ -36,11 +37,6 @@ class MacroEngine(Jumps):
         self._aborts: list[Request] = []
 
     # What the fleet sees
-
-    @property
-    def next_tick(self) -> Tick | None:
-        """End of the jump, or of the oldest step in flight, or of the loop's sleep."""
-        return self._next
 
     @property
     def num_running(self) -> int:
@@ -73,14 +69,14 @@ class MacroEngine(Jumps):
     def abort(self, request: Request, now: Tick) -> None:
         """Drop a request at the loop's next turn; now, if the loop rests."""
         self._aborts.append(request)
-        if self._next is None:
+        if self.next_tick is None:
             self._drain_input(now)
         elif self._k:
             self._cut(now)
 
     def complete(self, now: Tick) -> list[Request]:
         """Apply the jump that ends now, or update from the step that does."""
-        self._next = None
+        self.next_tick = None
         if self.is_jumping:
             if self._input_queue and self._k:
                 self._stamp_queued()
@@ -106,16 +102,16 @@ class MacroEngine(Jumps):
                 enter_jumps(self)
             if self.is_jumping:
                 if self._plan(now):
-                    if self._next != now:
+                    if self.next_tick != now:
                         return
-                    self._next = None
+                    self.next_tick = None
                     self._apply(now)  # asynchronous: the step after a first one is planned at once
                     continue
                 leave_jumps(self, now)
             if not self._step_row_by_row(now):
                 break
         if self.in_flight:
-            self._next = self.in_flight[0][1]
+            self.next_tick = self.in_flight[0][1]
 
     # Requests in and out
 
@@ -148,7 +144,7 @@ class MacroEngine(Jumps):
         for request in self._aborts:
             if request.status >= RequestStatus.FINISHED_STOPPED:
                 continue
-            if self.is_jumping and request.status == RequestStatus.RUNNING:
+            if self.is_jumping and request.status == RUNNING:
                 leave_jumps(self, now)
             if request.first_token_tick is not None and request.first_token_tick > now:
                 request.first_token_tick = None  # it was on its way
@@ -172,7 +168,7 @@ class MacroEngine(Jumps):
             return False  # only an update or an arrival can change anything
         if self.is_async:
             return True
-        self._next = now + TICKS_PER_MS  # vLLM sleeps
+        self.next_tick = now + TICKS_PER_MS  # vLLM sleeps
         return False
 
     def _launch(self, output: SchedulerOutput, now: Tick) -> None:

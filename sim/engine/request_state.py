@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from replicast.sim.config import EngineConfig, Policy
-from replicast.sim.engine.kv_cache import RequestBlocks
+from replicast.sim.engine.block_pool import RequestBlocks
 from replicast.sim.request import Request
 
 
@@ -17,24 +17,16 @@ class RequestState(RequestBlocks):
 
     The scheduler (one step, row by row) reads and writes the first group. A jump (`macro.py`) keeps
     the second instead: while a request decodes in every step, its computed tokens are
-    `base` + the engine's step counter.
+    `base` + the engine's step counter (`decodes.py`).
     """
 
-    __slots__ = (
-        "base",
-        "is_prefill_chunk",
-        "leave",
-        "max_tokens",
-        "num_draft_tokens",
-        "num_in_flight_tokens",
-        "num_output_placeholders",
-        "num_outputs",
-        "num_stale_output_tokens",
-        "num_verifications",
-        "request",
-        "runs_past_eos",
-        "seat",
-    )
+    # Row by row; in a jump they are not looked at.
+    num_draft_tokens = 0  # proposed for its next step
+    num_verifications = 0
+    num_output_placeholders = 0  # tokens that steps in flight will give it
+    num_in_flight_tokens = 0
+    num_stale_output_tokens = 0  # those in flight since before its preemption
+    is_prefill_chunk = False  # its last step sampled nothing
 
     def __init__(self, request: Request, config: EngineConfig) -> None:
         self.nodes = []
@@ -46,19 +38,15 @@ class RequestState(RequestBlocks):
 
         self.request = request
         room = config.max_model_len - request.num_prompt_tokens
-        # A request that will end by EOS was sent with a limit it does not reach.
         wanted = request.max_tokens
-        eos = request.stops_at_eos
-        self.max_tokens = max(room, 1) if eos else wanted
-        self.num_draft_tokens = 0  # proposed for its next step
-        self.num_verifications = 0
-        self.num_output_placeholders = 0  # tokens that steps in flight will give it
-        self.num_in_flight_tokens = 0
-        self.num_stale_output_tokens = 0  # those in flight since before its preemption
-        self.is_prefill_chunk = False  # its last step sampled nothing
-
         self.num_outputs = wanted if wanted <= room else max(room, 1)  # that it will generate
-        self.runs_past_eos = eos and config.async_scheduling and wanted < room
+        if request.stops_at_eos:
+            # It was sent with a limit that it does not reach.
+            self.max_tokens = max(room, 1)
+            self.runs_past_eos = config.async_scheduling and wanted < room
+        else:
+            self.max_tokens = wanted
+            self.runs_past_eos = False
         self.base = 0
         self.leave = -1  # the first step without it
         self.seat = 0  # its place in the order of `running`

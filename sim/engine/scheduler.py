@@ -25,7 +25,11 @@ from replicast.sim.engine import EngineStats
 from replicast.sim.engine.kv_cache import KVCache
 from replicast.sim.engine.request_state import RequestState, ScheduledRow, SchedulerOutput, waiting_queue
 from replicast.sim.request import Request, RequestStatus
-from replicast.sim.workload import Segment
+from replicast.sim.workload import Content, Segment
+
+# Members of an enumeration are slow to look up.
+WAITING, RUNNING = RequestStatus.WAITING, RequestStatus.RUNNING
+STOPPED, LENGTH_CAPPED = RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED
 
 
 @dataclass(slots=True)
@@ -86,14 +90,17 @@ class Scheduler:
         """Take in a request (QUEUED)."""
         state = RequestState(request, self.config)
         request.state = state
-        request.status = RequestStatus.WAITING
-        private = Segment(-1 - request.request_id, 0, request.max_tokens - _length(request.output))
-        self.kv_cache.name(state, request.prompt, request.output, private)
+        request.status = WAITING
+        content = request.prompt + request.output
+        missing = request.max_tokens - _length(request.output)
+        if missing > 0:
+            content += (Segment(-1 - request.request_id, 0, missing),)
+        self.kv_cache.name(state, content)
         self.waiting.add(state)
 
     def abort(self, state: RequestState) -> None:
         """Drop a request between two steps; output still in flight for it will be thrown away."""
-        if state.request.status == RequestStatus.RUNNING:
+        if state.request.status == RUNNING:
             self.running.remove(state)
         else:
             self.waiting.remove(state)
@@ -264,11 +271,11 @@ class Scheduler:
         state = self.waiting.take()
         self.running.append(state)
         request = state.request
-        if request.status == RequestStatus.WAITING:
+        if request.status == WAITING:
             request.num_cached_tokens = num_hit_tokens
         else:
             request.resumed_hit_tokens.append(num_hit_tokens)
-        request.status = RequestStatus.RUNNING
+        request.status = RUNNING
         request.num_computed_tokens = num_hit_tokens
 
     def count_look_up(self, request: Request, num_hit_tokens: int, times: int = 1) -> None:
@@ -368,9 +375,12 @@ def final_status(state: RequestState) -> RequestStatus:
     """How a request that has all its outputs ended."""
     request = state.request
     if request.stops_at_eos and state.num_outputs == request.max_tokens:
-        return RequestStatus.FINISHED_STOPPED
-    return RequestStatus.FINISHED_LENGTH_CAPPED
+        return STOPPED
+    return LENGTH_CAPPED
 
 
-def _length(content: tuple[Segment, ...]) -> int:
-    return sum(segment[2] for segment in content)
+def _length(content: Content) -> int:
+    length = 0
+    for segment in content:
+        length += segment[2]
+    return length
