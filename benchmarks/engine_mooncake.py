@@ -20,6 +20,7 @@ from pathlib import Path
 
 from replicast.sim.config import EngineConfig
 from replicast.sim.engine import Engine
+from replicast.sim.engine.compiled import compiled_class
 from replicast.sim.engine.macro import MacroEngine
 from replicast.sim.engine.step_time import StepTime
 from replicast.sim.engine.stepwise.engine import StepwiseEngine
@@ -86,7 +87,7 @@ def main() -> None:
     parser.add_argument("--limit", type=int)
     parser.add_argument("--sync", action="store_true")
     parser.add_argument("--speed", type=float, default=1.0, help="arrivals this many times as fast")
-    parser.add_argument("--engine", choices=["macro", "stepwise"], default="macro")
+    parser.add_argument("--engine", choices=["macro", "compiled", "stepwise"], default="macro")
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--profile", action="store_true")
     args = parser.parse_args()
@@ -99,7 +100,11 @@ def main() -> None:
         compute_per_token_s=1.2e-5,
         compute_per_pair_s=1e-10,
     )
-    make = MacroEngine if args.engine == "macro" else StepwiseEngine
+    compiled = compiled_class()
+    if args.engine == "compiled" and compiled is None:
+        parser.error("build it first: python -m replicast.sim.engine.compiled")
+    make = {"macro": MacroEngine, "compiled": compiled, "stepwise": StepwiseEngine}[args.engine]
+    assert make is not None
     best = 0.0
     for _ in range(args.repeat):
         requests = read_requests(args.trace, args.limit, args.speed)
@@ -118,9 +123,8 @@ def main() -> None:
         print(f"{finished} requests in {wall:.3f} s, {cpu:.3f} s of CPU: {finished / cpu:,.0f} requests/s")
         if profile:
             pstats.Stats(profile).sort_stats("tottime").print_stats(28)
-    print(
-        f"best {best:,.0f} requests/s of CPU time, peak {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB"
-    )
+    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(f"best {best:,.0f} requests/s of CPU time, peak {peak_mb:.0f} MB")
     totals = [engine.stats for engine in engines]
     hits, queries = sum(s.prefix_cache_hits for s in totals), sum(s.prefix_cache_queries for s in totals)
     print(
@@ -128,7 +132,7 @@ def main() -> None:
         f" steps {sum(s.num_steps for s in totals)}, preemptions {sum(s.num_preemptions for s in totals)},"
         f" last finish {max(r.finish_tick or 0 for r in requests) / 1e15:.6f} s"
     )
-    if args.engine == "macro":
+    if args.engine != "stepwise":
         for name in ("num_jumps", "num_jumped_steps", "num_mixed_steps", "num_single_steps"):
             print(f"{name} {sum(getattr(engine, name) for engine in engines)}", end="  ")
         print()

@@ -15,11 +15,14 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 from engine_cases import EndlessError, draw_case, macro_free_queue, observe, stepwise_free_queue
+from replicast.sim.engine.compiled import compiled_class
 from replicast.sim.engine.macro import MacroEngine
 from replicast.sim.engine.stepwise.engine import StepwiseEngine
 
 
-def difference(seed: int, features: str, counts: Counter[str]) -> str | None:
+def difference(
+    seed: int, features: str, counts: Counter[str], engine: type[MacroEngine] = MacroEngine
+) -> str | None:
     """What differs in the case of `seed`, None if nothing does."""
     case = draw_case(seed, features)
     try:
@@ -30,7 +33,7 @@ def difference(seed: int, features: str, counts: Counter[str]) -> str | None:
     except IndexError:
         counts["stepwise failed"] += 1
         return None
-    fast_engine = MacroEngine(case.config, case.step_time)
+    fast_engine = engine(case.config, case.step_time)
     try:
         fast = observe(fast_engine, case, macro_free_queue)
     except Exception:
@@ -55,10 +58,14 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--features", default="")
     parser.add_argument("--keep-going", action="store_true")
+    parser.add_argument("--compiled", action="store_true", help="the compiled engine")
     args = parser.parse_args()
+    engine = compiled_class() if args.compiled else MacroEngine
+    if engine is None:
+        sys.exit("build it first: python -m replicast.sim.engine.compiled")
     counts: Counter[str] = Counter()
     for seed in range(args.seed, args.seed + args.cases):
-        found = difference(seed, args.features, counts)
+        found = difference(seed, args.features, counts, engine)
         if found is not None:
             counts["different"] += 1
             if not args.keep_going:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).parent))
 
 from fuzz_engines import difference
+from replicast.sim.engine.compiled import compiled_class
 
 
 @settings(max_examples=200, deadline=None)
@@ -20,6 +21,14 @@ from fuzz_engines import difference
 def test_jumps_equal_steps(seed: int, features: str) -> None:
     found = difference(seed, features, Counter())
     assert found is None, f"seed {seed} {features!r}: {found}"
+
+
+def test_the_compiled_engine_equals_it_too() -> None:
+    engine = compiled_class()
+    if engine is None:
+        pytest.skip("not built: python -m replicast.sim.engine.compiled")
+    for seed in range(150):
+        assert difference(seed, "", Counter(), engine) is None, f"seed {seed}"
 
 
 # Cases that once differed.

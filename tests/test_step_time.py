@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
-from replicast.sim.engine.step_time import StepLoad, StepTime, like_steps, row_pairs
+from replicast.sim.engine.step_run import like_steps
+from replicast.sim.engine.step_time import StepLoad, StepTime, row_pairs
 
 side = st.one_of(st.integers(0, 30), st.integers(0, 10**14))
 lines = st.tuples(side, side, side, side)

@@ -12,7 +12,8 @@ from replicast.sim.engine import EngineStats
 from replicast.sim.engine.decodes import Decodes
 from replicast.sim.engine.request_state import RequestState
 from replicast.sim.engine.scheduler import Scheduler, final_status
-from replicast.sim.engine.step_time import StepRun, StepTime
+from replicast.sim.engine.step_run import StepRun
+from replicast.sim.engine.step_time import StepTime
 from replicast.sim.request import Request
 from replicast.sim.ticks import Tick
 
@@ -31,12 +32,21 @@ class JumpEffects:
         self.num_mixed_steps = 0  # a prompt's end or an admission, with all decodes as one
         self.num_single_steps = 0  # row by row
         self.step_time = step_time
+        self.memory_fixed = step_time.memory_fixed
+        self.memory_per_kv_token = step_time.memory_per_kv_token
+        self.memory_per_seq = step_time.memory_per_seq
+        self.compute_fixed = step_time.compute_fixed
+        self.compute_per_token = step_time.compute_per_token
+        self.compute_per_pair = step_time.compute_per_pair
         self.scheduler = Scheduler(config, self.stats)
         self.cache = self.scheduler.kv_cache
         self.cache.sync = self._sync
         self.is_async = config.async_scheduling
         self.is_25 = config.rules == "0.25.1"
         self._block_size = config.block_size
+        self._chunked = config.enable_chunked_prefill
+        self._reserve_full_isl = config.scheduler_reserve_full_isl
+        self._threshold = config.long_prefill_token_threshold
 
         self.clock = 0  # steps planned so far
         self.gpu_free: Tick = 0
@@ -65,7 +75,9 @@ class JumpEffects:
         if self._k:
             self._apply_jump()
         self._lead = NEVER
-        self._pop_leaving(finished)
+        leaving = self.decodes.leaving
+        if leaving and leaving[0][0] == self.clock:
+            self._pop_leaving(finished)
         if self._has_tail:
             finished, self.last_in_flight = self.last_in_flight, finished
             self._apply_tail()
@@ -117,7 +129,7 @@ class JumpEffects:
     def _apply_tail(self) -> None:
         """The step after the jump: those whose last token is in flight have no row in it."""
         self._has_tail = False
-        decodes, clock, step_time = self.decodes, self.clock, self.step_time
+        decodes, clock = self.decodes, self.clock
         count = decodes.count
         self.clock = clock + 1
         if not count:
@@ -127,12 +139,8 @@ class JumpEffects:
             self.cache.take(blocks)
         computed = decodes.base_sum + (clock + 1) * count
         duration = max(
-            step_time.memory_fixed
-            + step_time.memory_per_kv_token * computed
-            + step_time.memory_per_seq * count,
-            step_time.compute_fixed
-            + step_time.compute_per_token * count
-            + step_time.compute_per_pair * computed,
+            self.memory_fixed + self.memory_per_kv_token * computed + self.memory_per_seq * count,
+            self.compute_fixed + self.compute_per_token * count + self.compute_per_pair * computed,
             1,
         )
         self.gpu_free += duration

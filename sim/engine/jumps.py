@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from replicast.sim.engine.jump_effects import JumpEffects
 from replicast.sim.engine.request_state import RequestState
-from replicast.sim.engine.step_time import StepRun, like_steps
+from replicast.sim.engine.step_run import StepRun, like_steps
 from replicast.sim.ticks import Tick
 
 
@@ -60,18 +60,13 @@ class Jumps(JumpEffects):
             tail = False
         else:
             tail = k == until_leave and self.is_async and self._may_have_tail(count, head)
-        step_time = self.step_time
         computed = decodes.base_sum + (clock + 1) * count
-        kv_slope = step_time.memory_per_kv_token * count
-        pair_slope = step_time.compute_per_pair * count
+        kv_slope = self.memory_per_kv_token * count
+        pair_slope = self.compute_per_pair * count
         run = like_steps(
-            step_time.memory_fixed
-            + step_time.memory_per_kv_token * computed
-            + step_time.memory_per_seq * count,
+            self.memory_fixed + self.memory_per_kv_token * computed + self.memory_per_seq * count,
             kv_slope,
-            step_time.compute_fixed
-            + step_time.compute_per_token * count
-            + step_time.compute_per_pair * computed,
+            self.compute_fixed + self.compute_per_token * count + self.compute_per_pair * computed,
             pair_slope,
         )
         self._start_jump(now, k, run, taken, tail)
@@ -88,7 +83,7 @@ class Jumps(JumpEffects):
             if other[0] == first[0]:
                 return False
         scheduler = self.scheduler
-        if head is not None and (self.is_25 or not self.config.enable_chunked_prefill):
+        if head is not None and (self.is_25 or not self._chunked):
             return False  # counted in each step; more budget may let it in
         return count < scheduler.token_budget
 
@@ -117,19 +112,14 @@ class Jumps(JumpEffects):
             k = self._most_steps(k, self.cache.num_free, prefill, chunk)
             if k == 0:
                 return False
-        step_time = self.step_time
         computed = decodes.base_sum + (clock + 1) * count
         kv_tokens = computed + done + chunk
         pairs = computed + chunk * done + chunk * (chunk + 1) // 2
         run = like_steps(
-            step_time.memory_fixed
-            + step_time.memory_per_kv_token * kv_tokens
-            + step_time.memory_per_seq * (count + 1),
-            step_time.memory_per_kv_token * (count + chunk),
-            step_time.compute_fixed
-            + step_time.compute_per_token * (count + chunk)
-            + step_time.compute_per_pair * pairs,
-            step_time.compute_per_pair * (count + chunk * chunk),
+            self.memory_fixed + self.memory_per_kv_token * kv_tokens + self.memory_per_seq * (count + 1),
+            self.memory_per_kv_token * (count + chunk),
+            self.compute_fixed + self.compute_per_token * (count + chunk) + self.compute_per_pair * pairs,
+            self.compute_per_pair * (count + chunk * chunk),
         )
         self._start_jump(now, k, run, 0, False)
         return True

@@ -30,7 +30,7 @@ class MixedSteps(Jumps):
                 return self._plan_decodes(now)
         elif budget == 0:
             return False
-        if self.config.long_prefill_token_threshold:
+        if self._threshold:
             return False
         if prefill is not None:
             request = prefill.request
@@ -87,14 +87,9 @@ class MixedSteps(Jumps):
                 started.append(state)
         if rows == count:
             return self._plan_decodes(now, taken, head)
-        step_time = self.step_time
         duration = max(
-            step_time.memory_fixed
-            + step_time.memory_per_kv_token * kv_tokens
-            + step_time.memory_per_seq * rows,
-            step_time.compute_fixed
-            + step_time.compute_per_token * tokens
-            + step_time.compute_per_pair * pairs,
+            self.memory_fixed + self.memory_per_kv_token * kv_tokens + self.memory_per_seq * rows,
+            self.compute_fixed + self.compute_per_token * tokens + self.compute_per_pair * pairs,
             1,
         )
         gpu_free = self.gpu_free
@@ -123,7 +118,7 @@ class MixedSteps(Jumps):
             self._blocked_hits = done
         new = num_tokens - done
         if new > budget:
-            if not self.config.enable_chunked_prefill:
+            if not self._chunked:
                 return done, 0
             new = budget
         if not cache.admit(
@@ -131,7 +126,7 @@ class MixedSteps(Jumps):
             place,
             new,
             num_tokens,
-            reserve_full_isl=self.config.scheduler_reserve_full_isl,
+            reserve_full_isl=self._reserve_full_isl,
             use_watermark=bool(scheduler.running),
         ):
             return done, 0

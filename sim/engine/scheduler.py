@@ -23,7 +23,8 @@ from dataclasses import dataclass, field
 from replicast.sim.config import EngineConfig
 from replicast.sim.engine import EngineStats
 from replicast.sim.engine.kv_cache import KVCache
-from replicast.sim.engine.request_state import RequestState, ScheduledRow, SchedulerOutput, waiting_queue
+from replicast.sim.engine.request_queue import waiting_queue
+from replicast.sim.engine.request_state import RequestState, ScheduledRow, SchedulerOutput
 from replicast.sim.request import Request, RequestStatus
 from replicast.sim.workload import Content, Segment
 
