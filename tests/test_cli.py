@@ -6,14 +6,16 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner, Result
 from replicast.cli import main
-from replicast.cli_options import FORMATS
+from replicast.commands.options import FORMATS
 from replicast.sim.config import FIELDS
 from replicast.traces.canonical_io import write_canonical
 from replicast.traces.detect import FORMATS as DETECTED
@@ -211,12 +213,24 @@ def test_any_terminal_and_any_file_name(trace: Path, tmp_path: Path) -> None:
     assert json.loads(done.stdout)["inputs"][0]["rows"]
 
 
-@pytest.mark.parametrize("path", [[], ["replay"], ["trace"], ["trace", "synth"], ["profile"], ["demo"]])
-def test_help_opens_with_a_sentence_and_an_example(path: list[str]) -> None:
-    text = CliRunner().invoke(main, [*path, "--help"], prog_name="replicast").stdout
-    example = next(line for line in text.splitlines()[3:] if line.strip().startswith("replicast "))
-    command = main
-    for word in example.split()[1:]:
-        if hasattr(command, "commands") and word in command.commands:
-            command = command.commands[word]
-    assert command is not main
+def every_command(command: click.Command, context: click.Context, path: list[str]) -> Iterator[list[str]]:
+    yield path
+    if isinstance(command, click.Group):
+        for name in command.list_commands(context):
+            below = command.get_command(context, name)
+            assert below is not None
+            yield from every_command(below, context, [*path, name])
+
+
+def test_help_opens_with_a_sentence_and_an_example() -> None:
+    """The example is a command that exists: the one that is asked about, or one below it."""
+    for path in every_command(main, click.Context(main), []):
+        text = CliRunner().invoke(main, [*path, "--help"], prog_name="replicast").stdout
+        assert text.split("\n\n")[1].strip()[0].isupper(), f"{path}: no sentence"
+        example = next(line.split() for line in text.splitlines()[2:] if line.startswith("  replicast "))
+        assert example[1 : len(path) + 1] == path
+        command: click.Command | None = main
+        for word in example[1:]:
+            if isinstance(command, click.Group):
+                command = command.get_command(click.Context(command), word)
+                assert command is not None, f"{path}: {word} is no command"

@@ -1,6 +1,6 @@
 """The arrows between packages, read from the source: who may import whom, and where libraries may appear.
 
-cli -> calibration -> traces -> sim; inside sim: report -> planning -> fleet -> engine -> the rest.
+cli, commands -> calibration -> traces -> sim; inside sim: report -> planning -> fleet -> engine -> the rest.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from replicast.cli import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[1]
 LEVELS = ["replicast.sim", "replicast.traces", "replicast.calibration", "replicast.cli"]
@@ -20,7 +21,7 @@ SIM_LEVELS = ["engine", "fleet", "planning", "report"]
 LIBRARIES = {
     "simpy": ["sim/fleet"],
     "matplotlib": ["sim/report()"],
-    "click": ["cli.py", "cli_options.py", "cli_trace.py", "cli_demo.py"],
+    "click": ["cli.py", "commands"],
     "pandas": ["sim/report()", "sim/fleet()", "sim/planning()", "traces()", "calibration"],
     "pyarrow": ["sim/report()", "sim/fleet()", "traces()", "calibration"],
     "scipy": ["sim/planning()", "calibration", "traces"],
@@ -28,7 +29,7 @@ LIBRARIES = {
 
 
 def sources() -> list[Path]:
-    folders = [ROOT / name for name in ("sim", "traces", "calibration")]
+    folders = [ROOT / name for name in ("sim", "traces", "calibration", "commands")]
     return sorted([*ROOT.glob("*.py"), *(file for folder in folders for file in folder.rglob("*.py"))])
 
 
@@ -91,7 +92,7 @@ def test_the_test_sees_what_it_should() -> None:
     assert ("click", False) in list(imports(ROOT / "cli.py"))
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["replay", "--help"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], *([name, "--help"] for name in COMMANDS)])
 def test_help_loads_no_heavy_library(arguments: list[str]) -> None:
     program = (
         "import sys\nfrom replicast.cli import main\n"

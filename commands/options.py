@@ -128,6 +128,10 @@ def engine_args(options: dict[str, Any]) -> EngineArgs:
 def loading_options(command: F) -> F:
     """Options of every command that loads traces."""
     for option in (
+        click.option(
+            "--jitter/--no-jitter", default=True, show_default=True,
+            help="Spread arrivals whose stamps lie on a grid over its step, drawn from the seed.",
+        ),
         click.option("--skip-bad-rows", is_flag=True, help="Drop rows that cannot be used, and count them."),
         click.option(
             "--token-scale", type=Number(above=0), default=1.0, show_default=True,
@@ -138,6 +142,17 @@ def loading_options(command: F) -> F:
     ):  # fmt: skip
         command = option(command)
     return command
+
+
+def loading(options: dict[str, Any]) -> dict[str, Any]:
+    """Keyword arguments of `load_trace` among a command's options."""
+    names = ("format", "models", "token_scale", "skip_bad_rows", "jitter", "seed", "reply_reuse")
+    return {name: options[name] for name in names if name in options}
+
+
+SEED = click.option(
+    "--seed", type=click.IntRange(0), default=7, show_default=True, help="Same seed, same bytes."
+)
 
 
 def origins(context: click.Context) -> dict[str, str]:

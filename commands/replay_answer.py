@@ -6,7 +6,6 @@ flags, trace, runs, files. All that an answer depends on is in the document.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -215,7 +214,7 @@ def document(reply: Answer) -> str:
                 "origins": reply.resolved.origins,
                 "fleet": {k: v for k, v in asdict(reply.fleet).items() if k not in ("replicas", "sessions")},
                 "sessions": ask.fleet.sessions,
-                "trace": ask.loading,
+                "trace": {k: v for k, v in ask.loading.items() if k != "seed"},
                 "price_usd_per_hour_per_replica": ask.price_usd_per_hour
                 if ask.price_usd_per_hour is not None
                 else reply.profile.price_usd_per_hour,
@@ -279,7 +278,7 @@ def text(reply: Answer, *, quiet: bool = False) -> str:
 
 
 def write_files(reply: Answer, folder: Path) -> list[Path]:
-    """Records, figure and the printed text; the document is written last, by `write_document`."""
+    """Records, figure and the printed text; the document is written last, by the command."""
     from replicast.sim.report.figures import replay_figure, write_figure
     from replicast.sim.report.records import write_records
 
@@ -290,8 +289,3 @@ def write_files(reply: Answer, folder: Path) -> list[Path]:
         written.append(path)
     write_text(folder / "replay.txt", text(reply))
     return [*written, folder / "replay.txt"]
-
-
-def stderr_is_terminal() -> bool:
-    """Whether somebody watches the progress."""
-    return sys.stderr.isatty()

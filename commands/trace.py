@@ -1,4 +1,4 @@
-"""`replicast trace` and `replicast profile`: what goes into a replay, looked at, converted and made."""
+"""`replicast trace`: recorded sessions looked at, converted and made."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import click
-from replicast.cli_options import FORMATS, PATH, Number, loading_options
+from replicast.commands.options import FORMATS, PATH, SEED, Number, loading, loading_options
 
 SCALE = Number(above=0)
 
 
-@click.group()
+@click.group(short_help="Describe, convert and make traces.")
 def trace() -> None:
     """Describe, convert and make traces.
 
@@ -26,6 +26,7 @@ def trace() -> None:
 @click.option(
     "--block-size", type=click.IntRange(1), default=16, show_default=True, help="Granularity of hits."
 )
+@SEED
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout (replicast/trace/1).")
 def show(traces: tuple[Path, ...], as_json: bool, block_size: int, **options: Any) -> None:
     """What a trace asks for: sessions, lengths, what could be hit with an endless cache, gaps, sub-agents.
@@ -38,7 +39,7 @@ def show(traces: tuple[Path, ...], as_json: bool, block_size: int, **options: An
     from replicast.traces.load import load_trace
     from replicast.traces.stats import describe
 
-    loaded = load_trace(traces, **options)
+    loaded = load_trace(traces, **loading(options))
     stats = describe(loaded.sessions, block_size=block_size).to_dict()
     if as_json:
         body = {
@@ -75,7 +76,7 @@ def convert(traces: tuple[Path, ...], out: Path, **options: Any) -> None:
     "--out", "-o", type=PATH, metavar="FILE", help="Where to: .jsonl or .jsonl.gz; only compare if not given."
 )
 @click.option("--sessions", type=click.IntRange(1), default=500, show_default=True)
-@click.option("--seed", type=click.IntRange(0), default=7, show_default=True, help="Same seed, same bytes.")
+@SEED
 @click.option(
     "--preset",
     type=click.Choice(["weka", "fresh"]),
@@ -120,47 +121,3 @@ def synth(out: Path | None, sessions: int, seed: int, preset: str, **knobs: floa
     )
     if out:
         click.echo(f"Written to {out}: {plural(sessions, 'session')}, seed {seed}")
-
-
-@click.group()
-def profile() -> None:
-    """Server profiles: how long the steps of one server take, and how it is configured.
-
-    \b
-    replicast profile list
-    """
-
-
-@profile.command("list")
-def list_profiles() -> None:
-    """The profiles that come with replicast.
-
-    \b
-    replicast profile list
-    """
-    from replicast.calibration.profile import load_profile, shipped_profiles
-    from replicast.sim.report.numbers import dollars
-    from replicast.sim.report.text import table
-
-    shipped = [load_profile(name) for name in shipped_profiles()]
-    rows = [
-        [p.name, p.status, p.model, p.gpu, p.vllm_version, dollars(p.price_usd_per_hour)] for p in shipped
-    ]
-    click.echo(table(["name", "status", "model", "GPU", "vLLM", "$/h"], rows, left=[0, 1, 2, 3]))
-
-
-@profile.command("show")
-@click.argument("name", metavar="NAME|FILE")
-def show_profile(name: str) -> None:
-    """One profile as TOML, to look at or to start your own from.
-
-    \b
-    replicast profile show qwen3.6-35b-h200 > my-server.toml
-    """
-    from replicast.calibration.profile import SHIPPED, load_profile, profile_text, shipped_profiles
-
-    loaded = load_profile(name)
-    if name in shipped_profiles():  # as it lies there, its comments included
-        click.echo((SHIPPED / f"{name}.toml").read_text(encoding="utf-8"), nl=False)
-    else:
-        click.echo(profile_text(loaded), nl=False)

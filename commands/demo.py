@@ -6,6 +6,7 @@ import shlex
 from pathlib import Path
 
 import click
+from replicast.commands.options import PATH
 
 PROFILE = "qwen3.8-27b-l40s"
 SYNTH = "--sessions 30 --seed 7 --preset fresh --turns-scale 0.2 --prompt-scale 0.5 --output-scale 0.3"
@@ -16,8 +17,18 @@ NEXT = (
 )
 
 
-def run(out: Path, replicast: click.Group) -> None:
-    """Make sessions, replay them, name the next command."""
+@click.command(short_help="The whole tour on made-up sessions: no GPU, no network.")
+@click.option(
+    "--out", type=PATH, default="demo-out", show_default=True, metavar="DIR", help="Where the files go."
+)
+@click.pass_context
+def demo(ctx: click.Context, /, out: Path) -> None:
+    """The whole tour on made-up sessions: no GPU, no network, some seconds.
+
+    \b
+    replicast demo
+    """
+    replicast = ctx.find_root().command
     sessions = out / "sessions.jsonl.gz"
     tour = (
         (
