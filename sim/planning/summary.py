@@ -78,7 +78,7 @@ def summarise(result: RunResult, price_usd_per_hour: float | None, task: Task | 
     decoded = records.measured & records.finished & (records.output_tokens > 1)
     finished = records.measured & records.finished
     by = records.session_index
-    prompts, generated = _tokens(result)
+    prompts, generated = tokens_in_window(result)
 
     def share(part: np.ndarray) -> Estimate:
         return ratio(part[served], ttft[served], by[served])
@@ -156,7 +156,7 @@ def summarise(result: RunResult, price_usd_per_hour: float | None, task: Task | 
     )
 
 
-def _tokens(result: RunResult) -> tuple[float, float]:
+def tokens_in_window(result: RunResult) -> tuple[float, float]:
     """Prompt and generated tokens inside the window."""
     records, (start, end) = result.records, (result.window.start_s, result.window.end_s)
     first = records.arrival_s + records.ttft_s - records.delivery_s
