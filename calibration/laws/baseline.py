@@ -21,6 +21,7 @@ from replicast.calibration.laws.figures import (
     NOISE,
     deviation,
     in_load,
+    in_system,
     mean_of,
     peak_in_system,
 )
@@ -51,7 +52,8 @@ def baseline(case: Case) -> Answer:
         )
         return Answer((found,), (_row(case, None),))
     level = case.levels[at]
-    findings = [f for f in (_contended(level, at), _slower(case, level, at)) if f is not None]
+    found = (_contended(level, at), _slower(case, level, at), _busier(case, level, at))
+    findings = [f for f in found if f is not None]
     return Answer(tuple(findings), (_row(case, at),))
 
 
@@ -142,4 +144,26 @@ def _slower(case: Case, level: SweepLevel, at: int) -> Finding | None:
         (("tpot_mean_s", tpot), ("other_tpot_mean_s", worst[2]), ("standard_deviations", round(worst[0], 2))),
         "Repeat c=1 after a warm-up; compile and graph capture may have fallen into it.",
         at,
+    )
+
+
+def _busier(case: Case, level: SweepLevel, at: int) -> Finding | None:
+    """One session that held more requests than two: no fault, but no request ran alone there."""
+    alone = in_system(level)
+    others = [
+        (n, other) for other in case.levels if other is not level and (n := in_system(other)) is not None
+    ]
+    if alone is None or not others or alone <= 1.0:
+        return None
+    least, other = min(others, key=lambda pair: pair[0])
+    if least >= alone:
+        return None
+    return Finding(
+        LAW,
+        CHECK,
+        "note",
+        f"the session of c=1 held {show(alone)} requests on average, {label(other)} {show(least)}: it ran "
+        "sub-agents, so no request was alone there",
+        (("in_system_mean", alone), ("in_system_mean_other", least)),
+        level=at,
     )

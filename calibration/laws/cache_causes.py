@@ -53,15 +53,15 @@ def hit_rate(cause: Cause | None, load: CacheLoad, seed: int) -> float:
         prompt = _prompt(load, shared, turn[session])
         common = shared if shares and prompts else 0.0
         hit = max(min(held.get(session, 0.0), last[session]), common)
+        hit = min(hit, max(prompt - load.new_tokens, 0.0))
         if cause == "broken prefix":
             hit = min(hit, shared)
         elif cause == "coarse states":
             hit = hit // load.state_tokens * load.state_tokens
-        hit = min(hit, prompt - 1.0)
         prompts += prompt
         hits += hit
         turn[session] += 1
-        last[session] = max(prompt - load.new_tokens, 0.0) if prompt < last[session] else prompt
+        last[session] = prompt
         held[session] = prompt
         held.move_to_end(session)
         if pool is not None:

@@ -4,8 +4,9 @@ The time integral of a gauge is the sum of the times that requests spent there (
 identity over any window, up to requests that cross its edges):
 
 * waiting x window = sum of queue times. More waiting is work of requests that never finished: at most those
-  in the system at the end, each for twice the mean queue time (a request met at a random instant waits twice
-  the mean where times are exponential). Less waiting than queue time is time from before the window.
+  that were in the system together, each for the longest wait that a finished one had (the upper edge of its
+  bucket; twice the mean where there are no buckets, as for exponential times). Less waiting than queue time
+  is time from before the window.
 * generated tokens/s x time per output token = decoding requests <= running. Time per token is a mean over
   finished requests, so the test leaves room for the noise of both.
 * e2e times of clients / window <= sessions.
@@ -18,7 +19,7 @@ most T/2 a request that averages out: sd = T/2 x sqrt(requests).
 
 from __future__ import annotations
 
-from math import sqrt
+from math import inf, sqrt
 
 from replicast.calibration.laws.figures import (
     FAIL_SD,
@@ -29,7 +30,7 @@ from replicast.calibration.laws.figures import (
     scrape_interval,
 )
 from replicast.calibration.laws.findings import Answer, Case, Finding, Row, show
-from replicast.calibration.sweep import SweepLevel
+from replicast.calibration.sweep import Histogram, SweepLevel
 
 LAW = 3
 CHECK = "Little"
@@ -76,7 +77,7 @@ def _waiting(level: SweepLevel, at: int) -> Finding | None:
     interval = scrape_interval(level) or 1.0
     count = max(queue.count, level.first_tokens or 0.0)
     noise = FAIL_SD * interval / 2.0 * sqrt(count) + peak.high * interval
-    unfinished = peak.high * 2.0 * queue.sum / queue.count
+    unfinished = peak.high * min(_longest(queue), level.window_s)
     evidence = (
         ("waiting_request_seconds", waited),
         ("queue_time_sum_s", queue.sum),
@@ -109,6 +110,14 @@ def _waiting(level: SweepLevel, at: int) -> Finding | None:
             at,
         )
     return None
+
+
+def _longest(queue: Histogram) -> float:
+    """Upper edge of the last bucket that counts anything; twice the mean without buckets."""
+    last = max((i for i, n in enumerate(queue.counts) if n > 0), default=None)
+    if last is None:
+        return 2.0 * (queue.mean or 0.0)
+    return queue.edges[last] if last < len(queue.edges) else inf
 
 
 def _decoding(level: SweepLevel, at: int, occupancy: float | None) -> Finding | None:

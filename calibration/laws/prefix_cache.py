@@ -16,7 +16,7 @@ from math import log
 
 from replicast.calibration.laws.cache_causes import CAUSES, CacheLoad, hit_rate
 from replicast.calibration.laws.figures import FAIL_SD, NOISE, WARN_SD, in_load, in_system, kv_full, requests
-from replicast.calibration.laws.findings import Answer, Case, Finding, Row, label, listed, show
+from replicast.calibration.laws.findings import Answer, Case, Finding, Row, Severity, label, listed, show
 from replicast.calibration.sweep import Given, SweepLevel
 
 LAW = 10
@@ -24,6 +24,7 @@ CHECK = "hit rate"
 LOWEST_ALONE = 0.61  # of recorded conversations
 TURNS = 10  # requests a session from which its cold start no longer dominates
 STATE_TOKENS = 8_192.0  # a chunk of the default token budget
+TYPICAL_GROWTH = 0.03  # of a prompt, by a turn of a recorded session
 _SEED = 7
 
 EXCLUDES = {
@@ -41,10 +42,19 @@ def prefix_cache(case: Case) -> Answer:
     pool = pool_tokens(case.sweep.given)
     findings = [*_off(case), *_usage(case), *_reasons(case)]
     if not any(finding.severity != "note" for finding in findings):
-        low = [at for at, level in enumerate(case.levels) if _low(case, level, pool)]
-        if low:
-            findings.append(_causes(case, low, pool))
+        lost = [at for at, level in enumerate(case.levels) if _lost(level)]
+        fell = [at for at, level in enumerate(case.levels) if at not in lost and _fell(case, level, pool)]
+        if lost:
+            findings.append(_causes(case, lost, pool, "warn"))
+        if fell:
+            findings.append(_causes(case, fell, pool, "note"))
     hits = [level.hit_rate for level in case.levels]
+    prompted = any(level.prompt_tokens_per_s for level in case.levels)
+    if prompted and all(hit is None for hit in hits) and not any(f.severity != "note" for f in findings):
+        text = (
+            "cached tokens are not in this source: a cache that is off, evicted or never hit would not show"
+        )
+        findings.append(Finding(LAW, CHECK, "note", text, remedy="Give the collector's database."))
     rows = []
     if any(hit is not None for hit in hits):
         cells = tuple(f"{100 * hit:.0f}%" if hit is not None else "-" for hit in hits)
@@ -104,18 +114,30 @@ def _off(case: Case) -> list[Finding]:
     ]
 
 
-def _low(case: Case, level: SweepLevel, pool: float | None) -> bool:
-    """Whether sessions reuse less here than sessions do."""
+def _lost(level: SweepLevel) -> bool:
+    """Whether sessions reuse less here than any recorded session does by itself."""
     hit, count = level.hit_rate, requests(level)
-    if hit is None or count is None or count < TURNS * (level.concurrency or 1):
-        return False
-    if hit < LOWEST_ALONE:
-        return True
+    return (
+        hit is not None
+        and count is not None
+        and count >= TURNS * (level.concurrency or 1)
+        and hit < LOWEST_ALONE
+    )
+
+
+def _fell(case: Case, level: SweepLevel, pool: float | None) -> bool:
+    """Whether more is computed a token than one session alone makes it."""
     at = case.index(1)
     if at is None or case.levels[at] is level or (requests(case.levels[at]) or 0) < TURNS:
         return False
-    alone = case.levels[at].hit_rate
-    if not alone or alone >= 1.0 or hit >= 1.0:
+    alone, hit = case.levels[at].hit_rate, level.hit_rate
+    if (
+        not alone
+        or not hit
+        or alone >= 1.0
+        or hit >= 1.0
+        or (requests(level) or 0) < TURNS * (level.concurrency or 1)
+    ):
         return False
     live = _live_tokens(level)
     full = pool is not None and live is not None and live > pool
@@ -134,7 +156,7 @@ def _prompt_tokens(level: SweepLevel) -> float | None:
     return level.prompt_tokens / count if level.prompt_tokens and count else None
 
 
-def _causes(case: Case, low: list[int], pool: float | None) -> Finding:
+def _causes(case: Case, low: list[int], pool: float | None, severity: Severity) -> Finding:
     levels = [level for level in case.levels if level.hit_rate is not None and _prompt_tokens(level)]
     worst = min((case.levels[at] for at in low), key=lambda level: level.hit_rate or 0.0)
     fits, excluded = [], []
@@ -151,25 +173,26 @@ def _causes(case: Case, low: list[int], pool: float | None) -> Finding:
         if cause == "coarse states" and case.facts is not None and not case.facts.model.hybrid:
             excluded.append("coarse states (the model has full attention only)")
             continue
-        off = [(abs(_deviation(level, _simulated(cause, level, pool))), level) for level in levels]
+        off = [(abs(_deviation(level, _simulated(case, cause, level, pool))), level) for level in levels]
         sd, where = max(off, key=lambda pair: pair[0])
-        expected = _simulated(cause, worst, pool)
+        expected = _simulated(case, cause, worst, pool)
         evidence.append((f"hit_rate_if_{cause.replace(' ', '_')}", expected))
         if sd > FAIL_SD:
-            there = _simulated(cause, where, pool)
+            there = _simulated(case, cause, where, pool)
             excluded.append(
                 f"{cause} (would give {100 * there:.0f}% at {label(where)}, not "
                 f"{100 * (where.hit_rate or 0):.0f}%)"
             )
         else:
             fits.append(f"{cause} (would give {100 * expected:.0f}%)")
+    than = "sessions reuse by themselves" if severity == "warn" else "c=1"
     text = (
         f"{listed([case.levels[at] for at in low])} {'reuse' if len(low) > 1 else 'reuses'} "
-        f"{100 * (worst.hit_rate or 0):.0f}% of prompt tokens, less than sessions reuse by themselves. "
-        f"Fits: {'; '.join(fits) or 'none of four causes alone'}. Excluded: {'; '.join(excluded) or 'none'}"
+        f"{100 * (worst.hit_rate or 0):.0f}% of prompt tokens, less than {than}. Fits: "
+        f"{'; '.join(fits) or 'none of four causes alone'}. Excluded: {'; '.join(excluded) or 'none'}"
     )
     remedy = _remedy(fits, pool)
-    return Finding(LAW, CHECK, "warn", text, tuple(evidence), remedy, low[0] if len(low) == 1 else None)
+    return Finding(LAW, CHECK, severity, text, tuple(evidence), remedy, low[0] if len(low) == 1 else None)
 
 
 def _remedy(fits: list[str], pool: float | None) -> str:
@@ -185,12 +208,21 @@ def _remedy(fits: list[str], pool: float | None) -> str:
     return "To decide: " + "; ".join(f"{name} is excluded by {EXCLUDES[name]}" for name in names)
 
 
-def _simulated(cause: str, level: SweepLevel, pool: float | None) -> float:
+def _simulated(case: Case, cause: str, level: SweepLevel, pool: float | None) -> float:
     sessions = max(round(in_system(level) or 0.0), level.concurrency or 1)
     count, prompt = requests(level) or 1.0, _prompt_tokens(level) or 1.0
     turns = max(round(count / sessions), 1)
-    load = CacheLoad(sessions, turns, prompt, 0.03 * prompt, pool, STATE_TOKENS)
+    load = CacheLoad(sessions, turns, prompt, _new_tokens(case, prompt), pool, STATE_TOKENS)
     return hit_rate(cause, load, _SEED)  # type: ignore[arg-type]
+
+
+def _new_tokens(case: Case, prompt: float) -> float:
+    """Tokens that a turn adds: what one session alone computes, where it reuses as sessions do."""
+    at = case.index(1)
+    alone = case.levels[at] if at is not None else None
+    if alone is not None and (alone.hit_rate or 0.0) >= LOWEST_ALONE and (requests(alone) or 0) >= TURNS:
+        return (1.0 - (alone.hit_rate or 0.0)) * (_prompt_tokens(alone) or prompt)
+    return TYPICAL_GROWTH * prompt
 
 
 def _deviation(level: SweepLevel, simulated: float) -> float:
