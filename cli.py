@@ -16,7 +16,13 @@ import click
 from replicast import __version__
 from replicast.sim.errors import InputError
 
-COMMANDS = ("demo", "replay", "trace", "profile")  # in the order of the help; `commands/NAME.py` has NAME
+COMMANDS = (
+    "demo",
+    "replay",
+    "trace",
+    "check",
+    "profile",
+)  # in the order of the help; `commands/NAME.py` has NAME
 
 
 class Commands(click.Group):

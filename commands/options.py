@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from replicast.sim.config import FIELDS, EngineArgs
 from replicast.sim.errors import InputError
 from replicast.sim.planning.cost import Task, parse_task
+
+if TYPE_CHECKING:
+    from replicast.calibration.sweep import Sweep
 
 
 class Number(click.ParamType):  # type: ignore[type-arg,unused-ignore]
@@ -93,6 +96,11 @@ class Integers(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 
 FORMATS = ("canonical", "weka", "claude-code", "mooncake")  # as `traces.detect` has them, without its imports
 
+SWEEP_FORMATS = (  # as `calibration.readers.detect` has them, without its imports
+    "duckdb-collector", "performance-summary", "prometheus", "sweep-csv", "vllm-bench-serve", "guidellm",
+    "aiperf", "requests-csv", "run-summary",
+)  # fmt: skip
+
 COUNTS = ReplicaCounts()
 TASK_TOKENS = TaskTokens()
 SECONDS = Number(0)
@@ -153,6 +161,41 @@ def loading(options: dict[str, Any]) -> dict[str, Any]:
 SEED = click.option(
     "--seed", type=click.IntRange(0), default=7, show_default=True, help="Same seed, same bytes."
 )
+
+
+def sweep_options(command: F) -> F:
+    """The sweep, and options of every command that reads one."""
+    for option in (
+        click.option(
+            "--load-seconds", type=Number(above=0),
+            help="How long load was offered in each level.  [default: as the source or its harness tells]",
+        ),
+        click.option("--model", metavar="NAME", help="Which of several models in the source."),
+        click.option(
+            "--format", type=click.Choice(SWEEP_FORMATS), metavar="NAME",
+            help="Force a format of docs/sweep-formats.md; else told by content.",
+        ),
+        click.option(
+            "--given", multiple=True, metavar="KEY=VALUE|FILE",
+            help="Facts about the server, in vLLM's flag names, or its boot log; repeatable.",
+        ),
+        click.argument("sweep", metavar="SWEEP...", nargs=-1, required=True, type=PATH),
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
+def read_sweep_of(options: dict[str, Any]) -> Sweep:
+    """The sweep that a command's options name."""
+    from replicast.calibration.readers.detect import read_sweep
+
+    return read_sweep(
+        *options["sweep"],
+        format=options["format"],
+        model=options["model"],
+        given=options["given"] or None,
+        load_s=options["load_seconds"],
+    )
 
 
 def origins(context: click.Context) -> dict[str, str]:

@@ -28,6 +28,8 @@ EXIT_CODES = """## Exit codes
 | 0 | done |
 | 1 | cannot run: bad data, unreadable file, every request longer than `max_model_len` |
 | 2 | wrong usage |
+| 3 | ran, and the answer is no: a sweep that is not usable, a goal that no replica count meets |
+| 4 | ran, inconclusive: the range holds the limit |
 | 130 | stopped by Ctrl-C |
 
 Results go to stdout; progress (on a terminal only) and warnings, as `Warning [code]: text`, go to stderr.

@@ -14,8 +14,9 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner, Result
+from replicast.calibration.readers.detect import FORMATS as SWEEPS_DETECTED
 from replicast.cli import main
-from replicast.commands.options import FORMATS
+from replicast.commands.options import FORMATS, SWEEP_FORMATS
 from replicast.sim.config import FIELDS
 from replicast.traces.canonical_io import write_canonical
 from replicast.traces.detect import FORMATS as DETECTED
@@ -153,6 +154,7 @@ def test_variables_stand_below_flags() -> None:
 
 def test_formats_are_those_of_the_readers() -> None:
     assert FORMATS == DETECTED
+    assert SWEEP_FORMATS == SWEEPS_DETECTED
 
 
 def test_trace_commands(trace: Path, tmp_path: Path) -> None:
