@@ -1,13 +1,13 @@
-"""Which engine stands behind the `Engine` protocol."""
+"""Which engine stands behind the `Engine` protocol: the one that jumps, compiled where that was built."""
 
 from __future__ import annotations
 
 from replicast.sim.config import EngineConfig
 from replicast.sim.engine import Engine
+from replicast.sim.engine.compiled import engine_class
 from replicast.sim.engine.step_time import StepTime
-from replicast.sim.engine.stepwise.engine import StepwiseEngine
 
 
 def make_engine(config: EngineConfig, step_time: StepTime) -> Engine:
     """A fresh replica, empty at tick 0."""
-    return StepwiseEngine(config, step_time)
+    return engine_class()(config, step_time)
