@@ -109,28 +109,37 @@ PATH = click.Path(path_type=Path)
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def engine_flags(command: F) -> F:
-    """One option for each field of `EngineArgs`, by its vLLM name; unset means as profile or vLLM say."""
+def engine_flags(*only: str) -> Callable[[F], F]:
+    """One option for each field of `EngineArgs` (or those named), by its vLLM name.
+
+    Unset means as profile or vLLM say.
+    """
     kinds: dict[str, Any] = {
         "int": click.INT,
         "float": Number(),
         "str": click.STRING,
         "ints": Integers(),
     }
-    for field in reversed(FIELDS):
-        name = field.name.replace("_", "-")
-        if field.kind == "bool":
-            flag = click.option(f"--{name}/--no-{name}", default=None, help=field.help)
-        else:
-            kind = click.Choice(field.choices) if field.choices else kinds[field.kind]
-            flag = click.option(f"--{name}", type=kind, default=None, help=field.help)
-        command = flag(command)
-    return command
+
+    def decorate(command: F) -> F:
+        for field in reversed(FIELDS):
+            if only and field.name not in only:
+                continue
+            name = field.name.replace("_", "-")
+            if field.kind == "bool":
+                flag = click.option(f"--{name}/--no-{name}", default=None, help=field.help)
+            else:
+                kind = click.Choice(field.choices) if field.choices else kinds[field.kind]
+                flag = click.option(f"--{name}", type=kind, default=None, help=field.help)
+            command = flag(command)
+        return command
+
+    return decorate
 
 
 def engine_args(options: dict[str, Any]) -> EngineArgs:
     """Take the engine's flags out of a command's options."""
-    return EngineArgs(**{field.name: options.pop(field.name) for field in FIELDS})
+    return EngineArgs(**{field.name: options.pop(field.name) for field in FIELDS if field.name in options})
 
 
 def loading_options(command: F) -> F:

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
 import click
+from replicast.commands.options import PATH, Number, engine_args, engine_flags
+
+if TYPE_CHECKING:
+    from replicast.calibration.facts import Model
+    from replicast.calibration.profile import Profile
 
 
 @click.group(short_help="Descriptions of servers: how long their steps take.")
@@ -47,3 +55,81 @@ def show_profile(name: str) -> None:
         click.echo((SHIPPED / f"{name}.toml").read_text(encoding="utf-8"), nl=False)
     else:
         click.echo(profile_text(loaded), nl=False)
+
+
+@profile.command("estimate")
+@click.option("--model", required=True, metavar="NAME|FILE", help="A known model, or its config.json.")
+@click.option("--hardware", required=True, metavar="GPU", help="L40S, A100, H100, H200, B200, ...")
+@click.option("--parameters", type=Number(above=0), help="With a config.json: parameters, such as 35e9.")
+@click.option("--active", type=Number(above=0), help="With a config.json: parameters that a token uses.")
+@click.option(
+    "--tensor-parallel-size", type=click.IntRange(1), default=1, show_default=True, help="GPUs of a replica."
+)
+@click.option("--kv-cache-dtype", metavar="TYPE", help="As vLLM's flag: fp8 halves the bytes of a token.")
+@engine_flags(
+    "vllm_version", "max_model_len", "max_num_batched_tokens", "max_num_seqs", "block_size", "kv_cache_tokens"
+)
+@click.option("--price", type=Number(0), metavar="USD", help="Per replica and hour.")
+@click.option("--out", "-o", type=PATH, metavar="FILE", help="Where to.  [default: stdout]")
+def estimate_profile(model: str, hardware: str, out: Path | None, **options: Any) -> None:
+    """Estimate a profile from physics alone: data sheets, no measurement, wrong by up to a factor of two.
+
+    \b
+    replicast profile estimate --model qwen3-coder-30b --hardware H100 --out guess.toml
+    """
+    from dataclasses import replace
+
+    from replicast.calibration.facts import find_gpu
+    from replicast.calibration.physics import estimate
+    from replicast.calibration.profile import profile_text, write_profile
+
+    args = engine_args(options)
+    version = {"vllm_version": args.vllm_version} if args.vllm_version else {}
+    made = estimate(
+        _facts(model, options).with_kv(options["kv_cache_dtype"]),
+        find_gpu(hardware),
+        options["tensor_parallel_size"],
+        engine=replace(args, vllm_version=None),
+        **version,
+    )
+    made = replace(_startable(made), price_usd_per_hour=options["price"])
+    if out is None:
+        click.echo(profile_text(made), nl=False)
+        return
+    write_profile(made, out)
+    click.echo(f"Written to {out}: {made.name} ({made.status})")
+
+
+def _startable(profile: Profile) -> Profile:
+    """The profile with a longest prompt that its KV pool holds; what vLLM would not start is refused."""
+    from dataclasses import replace
+
+    from replicast.sim.config import EngineArgs
+    from replicast.sim.defaults import DEFAULT_MODEL_LEN, resolve
+
+    engine = profile.engine
+    block = engine.block_size or 16
+    fits = (engine.kv_cache_tokens or DEFAULT_MODEL_LEN + block) - block
+    if engine.max_model_len is None and fits < DEFAULT_MODEL_LEN:
+        note = f"The KV pool holds no more than {fits:,} tokens of one request: max_model_len is set to that."
+        profile = replace(profile, engine=replace(engine, max_model_len=fits), notes=(*profile.notes, note))
+    resolve(EngineArgs(), profile.engine_args())
+    return profile
+
+
+def _facts(model: str, options: dict[str, Any]) -> Model:
+    from replicast.calibration.facts import MODELS, find_model, model_from_config
+    from replicast.sim.errors import InputError
+
+    if model.endswith(".json") or Path(model).is_file():
+        if options["parameters"] is None:
+            raise click.UsageError("--parameters is needed beside a config.json, which does not tell them.")
+        return model_from_config(Path(model), options["parameters"], options["active"])
+    found = find_model(model)
+    if found is None:
+        raise InputError(
+            f"no facts about a model {model!r}",
+            where="--model",
+            remedy=f"Give its config.json and --parameters, or one of {', '.join(MODELS)}.",
+        )
+    return found

@@ -104,7 +104,7 @@ DEFAULTS = FleetConfig()
     show_default=True,
     help="Requests longer than max_model_len: fail as HTTP 400 does, end their session, or stop.",
 )
-@engine_flags
+@engine_flags()
 @click.option(
     "--jobs",
     type=click.IntRange(1),
