@@ -8,10 +8,9 @@ from pathlib import Path
 import click
 from replicast.commands.options import PATH
 
-PROFILE = "qwen3.8-27b-l40s"
-SYNTH = "--sessions 30 --seed 7 --preset fresh --turns-scale 0.2 --prompt-scale 0.5 --output-scale 0.3"
-GAPS = "--tool-gap-scale 0.3 --human-gap-scale 0.1"
-REPLAY = "--replicas 1,2,4 --sessions 10 --router session-affinity --seed 7"
+PROFILE = "qwen3.6-35b-h200"
+SYNTH = "--sessions 150 --seed 7 --human-gap-scale 0.5"
+REPLAY = "--replicas 1,2,3,4 --sessions 50 --router session-affinity --seed 7"
 NEXT = (
     f"replicast replay ~/.claude/projects --profile {PROFILE} --replicas 1,2,4,8 --sessions 40 --out result"
 )
@@ -33,10 +32,10 @@ def demo(ctx: click.Context, /, out: Path) -> None:
     tour = (
         (
             "Sessions of coding agents, made up after the statistics of real ones (no GPU, no network):",
-            f"replicast trace synth {SYNTH} {GAPS} -o {shlex.quote(str(sessions))}",
+            f"replicast trace synth {SYNTH} -o {shlex.quote(str(sessions))}",
         ),
         (
-            "How many servers do 10 developers need who work like that at the same time?",
+            "How many servers do 50 developers need who work like that at the same time?",
             f"replicast replay {shlex.quote(str(sessions))} --profile {PROFILE} {REPLAY} "
             f"--out {shlex.quote(str(out))}",
         ),
