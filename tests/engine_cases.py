@@ -124,7 +124,7 @@ def observe(
 
 
 def draw_case(seed: int, features: str = "") -> Case:
-    """A small random case; `features` names what it must have ("async", "spec", "plain", …)."""
+    """A small random case; `features` names what it must have ("async", "plain", "tight")."""
     rng = random.Random(seed)
     config = _draw_config(rng, features)
     case = Case(config, _draw_step_time(rng))
@@ -215,6 +215,15 @@ def _draw_config(rng: random.Random, features: str) -> EngineConfig:
         config = replace(config, prefill_schedule_interval=rng.randint(2, 4))
     if "plain" in features:
         config = replace(config, long_prefill_token_threshold=0, scheduling_policy="fcfs")
+    if "tight" in features:  # the pool is what binds
+        config = replace(
+            config,
+            max_num_seqs=8,
+            max_num_batched_tokens=max(100, config.max_num_batched_tokens),
+            num_gpu_blocks=1 + 60 // block_size + rng.randint(0, 60 // block_size),
+            scheduling_policy=rng.choice(["fcfs", "priority"]),
+            long_prefill_token_threshold=0,
+        )
     if "async" in features:
         config = replace(config, async_scheduling=True)
     if "sync" in features:

@@ -17,7 +17,7 @@ from replicast.sim.engine.compiled import compiled_class
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.integers(0, 10**9), st.sampled_from(["", "plain", "plain sync", "plain async"]))
+@given(st.integers(0, 10**9), st.sampled_from(["", "plain sync", "plain async", "tight"]))
 def test_jumps_equal_steps(seed: int, features: str) -> None:
     found = difference(seed, features, Counter())
     assert found is None, f"seed {seed} {features!r}: {found}"
