@@ -72,6 +72,34 @@ def convert(traces: tuple[Path, ...], out: Path, **options: Any) -> None:
 
 
 @trace.command()
+@click.argument("traces", metavar="TRACE...", nargs=-1, required=True, type=PATH)
+@loading_options
+@click.option(
+    "--block-size", type=click.IntRange(1), default=16, show_default=True, help="Granularity of hits."
+)
+@SEED
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout (replicast/developers/1).")
+def developers(traces: tuple[Path, ...], as_json: bool, block_size: int, **options: Any) -> None:
+    """What one live session asks of a server: requests, prompt and computed tokens, contexts.
+
+    \b
+    replicast trace developers ~/.claude/projects
+    """
+    from replicast.sim.report.document import dumps
+    from replicast.sim.report.trace import developers_table, import_lines
+    from replicast.traces.load import load_trace
+    from replicast.traces.spells import load_per_developer
+
+    loaded = load_trace(traces, **loading(options))
+    load = load_per_developer(loaded.sessions, block_size=block_size).to_dict()
+    if as_json:
+        body = {"schema": "replicast/developers/1", "import": loaded.report, "load": load}
+        click.echo(dumps(body), nl=False)
+        return
+    click.echo("\n".join([*import_lines(loaded.report), "", developers_table(load)]))
+
+
+@trace.command()
 @click.option(
     "--out", "-o", type=PATH, metavar="FILE", help="Where to: .jsonl or .jsonl.gz; only compare if not given."
 )

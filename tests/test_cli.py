@@ -171,6 +171,11 @@ def test_trace_commands(trace: Path, tmp_path: Path) -> None:
         json.loads(replicast("trace", "show", path, "--json").stdout) for path in (trace, converted)
     )
     assert one["stats"] == other["stats"]
+    asks = replicast("trace", "developers", trace)
+    assert asks.exit_code == 0, asks.output
+    assert "requests_per_hour" in asks.stdout
+    load = json.loads(replicast("trace", "developers", trace, "--json").stdout)["load"]
+    assert load["requests_per_hour"]["n"] == load["spells"]
     made = replicast("trace", "synth", "--sessions", "9", "--human-gap-scale", "2")
     assert made.exit_code == 0, made.output
     assert "asked for" in made.stdout

@@ -84,6 +84,26 @@ def stats_lines(stats: Mapping[str, Any]) -> str:
     return table(["in all", ""], singles, left=[0]) + "\n\n" + table(head, spreads, left=[0])
 
 
+def developers_table(load: Mapping[str, Any]) -> str:
+    """What one live session asks, one value a spell of work; and how that was told."""
+    keys = ("mean", "p10", "p50", "p90", "max")
+    rows = [
+        [name, *(_figure(name, value[key]) for key in keys)]
+        for name, value in load.items()
+        if isinstance(value, Mapping)
+    ]
+    how = (
+        "recorded arrivals"
+        if load["recorded"]
+        else "gaps alone (no arrivals recorded): rates are upper bounds"
+    )
+    said = (
+        f"{load['spells']:,} spells of work without a gap over ten minutes, by {how}; "
+        f"{load['short_spells']:,} under five minutes left out"
+    )
+    return table(["of a live session", *keys], rows, left=[0]) + f"\n\n{said}"
+
+
 def compare_table(rows: Iterable[Compared]) -> str:
     """Asked for against obtained."""
     body = [
