@@ -31,22 +31,27 @@ from replicast.sim.workload import Segment, cut, join
 BLOCK = 512  # tokens of one chain id of the trace
 
 
-def read_requests(path: Path, limit: int | None, speed: float) -> list[Request]:
-    """The trace's requests in order of arrival; each chain id is 512 tokens of stream 0."""
+def read_requests(
+    path: Path, limit: int | None, speed: float, prompts: int = 1, outputs: int = 1
+) -> list[Request]:
+    """The trace's requests in order of arrival; each chain id is 512 tokens of stream 0.
+
+    `prompts` and `outputs` make these so many times as long, at equal numbers of segments.
+    """
+    block = BLOCK * prompts
     requests = []
     with path.open() as lines:
         for i, line in enumerate(lines):
             if i == limit:
                 break
             row = json.loads(line)
-            tokens, ids = row["input_length"], row["hash_ids"]
-            parts = [Segment(0, chain * BLOCK, BLOCK) for chain in ids]
+            tokens, ids = row["input_length"] * prompts, row["hash_ids"]
+            made = max(row["output_length"], 1) * outputs
+            parts = [Segment(0, chain * block, block) for chain in ids]
             prompt = cut(join(parts), 0, tokens)
-            output = (Segment(1 + i, 0, row["output_length"]),)
+            output = (Segment(1 + i, 0, made),)
             arrival = ticks(row["timestamp"] / 1000 / speed)
-            requests.append(
-                Request(i, prompt, output, tokens, max(row["output_length"], 1), arrival_tick=arrival)
-            )
+            requests.append(Request(i, prompt, output, tokens, made, arrival_tick=arrival))
     return requests
 
 
@@ -87,11 +92,16 @@ def main() -> None:
     parser.add_argument("--limit", type=int)
     parser.add_argument("--sync", action="store_true")
     parser.add_argument("--speed", type=float, default=1.0, help="arrivals this many times as fast")
+    parser.add_argument("--prompts", type=int, default=1, help="prompts this many times as long")
+    parser.add_argument("--outputs", type=int, default=1, help="outputs this many times as long")
+    parser.add_argument("--blocks", type=int, default=40_000, help="usable KV blocks of an engine")
     parser.add_argument("--engine", choices=["macro", "compiled", "stepwise"], default="macro")
     parser.add_argument("--repeat", type=int, default=1)
     parser.add_argument("--profile", action="store_true")
     args = parser.parse_args()
-    config = EngineConfig(num_gpu_blocks=40_001, async_scheduling=not args.sync, max_model_len=200_000)
+    config = EngineConfig(
+        num_gpu_blocks=args.blocks + 1, async_scheduling=not args.sync, max_model_len=10_000_000
+    )
     step_time = StepTime.from_seconds(
         memory_fixed_s=0.006,
         memory_per_kv_token_s=1.0e-8,
@@ -107,7 +117,7 @@ def main() -> None:
     assert make is not None
     best = 0.0
     for _ in range(args.repeat):
-        requests = read_requests(args.trace, args.limit, args.speed)
+        requests = read_requests(args.trace, args.limit, args.speed, args.prompts, args.outputs)
         engines: list[Engine] = [make(config, step_time) for _ in range(4)]
         gc.collect()
         gc.freeze()

@@ -146,7 +146,11 @@ class BlockPool:
         """Blocks `low … high` of `node` become idle."""
         entry = Entry(node, low, high)
         node.idle.append(entry)
-        self.queue.push(entry)
+        end = self.queue.end
+        last = end.prev
+        entry.prev = last
+        entry.next = end
+        last.next = end.prev = entry
         self.num_free += high - low
 
     def take(self, num_blocks: int) -> None:
@@ -157,13 +161,13 @@ class BlockPool:
             return
         num_blocks -= self.unhashed
         self.unhashed = 0
-        queue = self.queue
+        end = self.queue.end
         while num_blocks:
-            entry = queue.end.next
+            entry = end.next
             node = entry.node
             low = entry.low
             if entry.copy is not None:
-                queue.unlink(entry)
+                self.queue.unlink(entry)
                 self.duplicates.evict(node, low, entry.copy)
                 num_blocks -= 1
                 continue
@@ -171,7 +175,8 @@ class BlockPool:
             if size > num_blocks:
                 node.cached_end = entry.high = entry.high - num_blocks
                 return
-            queue.unlink(entry)
+            after = end.next = entry.next
+            after.prev = end
             del node.idle[0]
             node.cached_end = low
             num_blocks -= size

@@ -15,6 +15,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from functools import cache
 from pathlib import Path
 
 from replicast.sim.engine.macro import MacroEngine
@@ -56,6 +57,7 @@ def build_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "replicast"
 
 
+@cache
 def package_name() -> str:
     """Named by the sources' text and the interpreter."""
     digest = hashlib.sha256(sys.version.encode())

@@ -11,7 +11,7 @@ from replicast.sim.config import EngineConfig
 from replicast.sim.engine import EngineStats
 from replicast.sim.engine.decodes import Decodes
 from replicast.sim.engine.request_state import RequestState
-from replicast.sim.engine.scheduler import Scheduler, final_status
+from replicast.sim.engine.scheduler import LENGTH_CAPPED, STOPPED, Scheduler
 from replicast.sim.engine.step_run import StepRun
 from replicast.sim.engine.step_time import StepTime
 from replicast.sim.request import Request
@@ -73,7 +73,7 @@ class JumpEffects:
         """Apply the jump that is over, and the ends of requests that fall on this boundary."""
         finished, self.last_in_flight = self.last_in_flight, []
         if self._k:
-            self._apply_jump()
+            self._apply_jump(now)
         self._lead = NEVER
         leaving = self.decodes.leaving
         if leaving and leaving[0][0] == self.clock:
@@ -98,7 +98,7 @@ class JumpEffects:
             else:
                 finished.append(state)
 
-    def _apply_jump(self) -> None:
+    def _apply_jump(self, now: Tick) -> None:
         k, clock, decodes, cache = self._k, self.clock, self.decodes, self.cache
         count = decodes.count
         tokens = k * count
@@ -118,7 +118,8 @@ class JumpEffects:
         if self._blocked is not None:  # 0.25 tried it in every step
             self.scheduler.count_look_up(self._blocked.request, self._blocked_hits, k - 1)
             self._blocked = None
-        duration = self._run.ticks(k)
+        over = self._has_tail or not self.is_async  # else its last step is still to run
+        duration = now - self._start if over else self._run.ticks(k)
         self.gpu_free = self._start + duration
         self.clock = clock + k
         self._k = 0
@@ -165,7 +166,10 @@ class JumpEffects:
         request.num_output_tokens = state.num_outputs
         request.num_computed_tokens = computed
         request.finish_tick = now
-        request.status = final_status(state)
+        if request.stops_at_eos and state.num_outputs == request.max_tokens:
+            request.status = STOPPED
+        else:
+            request.status = LENGTH_CAPPED
         self.unmark_writer(state)
         self.cache.finish(state, computed)
         self.scheduler.running.remove(state)

@@ -17,6 +17,7 @@ from replicast.sim.engine.mixed_step import MixedSteps
 from replicast.sim.engine.request_state import RequestState, SchedulerOutput
 from replicast.sim.engine.scheduler import RUNNING
 from replicast.sim.engine.step_time import StepLoad, StepTime, row_pairs
+from replicast.sim.errors import InputError
 from replicast.sim.request import Request, RequestStatus
 from replicast.sim.ticks import TICKS_PER_MS, Tick
 
@@ -25,6 +26,11 @@ class MacroEngine(MixedSteps):
     """`Engine` by jumps."""
 
     def __init__(self, config: EngineConfig, step_time: StepTime) -> None:
+        if config.kv_groups is not None:
+            raise InputError(
+                "the fast engine has one KV group of full attention only",
+                remedy="Use the stepwise engine for hybrid models.",
+            )
         super().__init__(config, step_time)
         self.may_jump = (
             config.num_speculative_tokens == 0

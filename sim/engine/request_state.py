@@ -18,6 +18,8 @@ class RequestState(RequestBlocks):
     `base` + the engine's step counter (`decodes.py`).
     """
 
+    __slots__ = ("__dict__", "base", "leave", "max_tokens", "num_outputs", "request", "runs_past_eos", "seat")
+
     # Row by row; in a jump they are not looked at.
     num_draft_tokens = 0  # proposed for its next step
     num_verifications = 0
