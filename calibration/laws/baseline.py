@@ -42,7 +42,7 @@ def baseline(case: Case) -> Answer:
         )
     at = case.index(1)
     if at is None:
-        found = Finding(
+        missing = Finding(
             LAW,
             CHECK,
             "warn",
@@ -50,7 +50,7 @@ def baseline(case: Case) -> Answer:
             (("lowest_concurrency", min(loads)),),
             "Add a level of one session to the sweep.",
         )
-        return Answer((found,), (_row(case, None),))
+        return Answer((missing,), (_row(case, None),))
     level = case.levels[at]
     found = (_contended(level, at), _slower(case, level, at), _busier(case, level, at))
     findings = [f for f in found if f is not None]
