@@ -1,0 +1,189 @@
+"""A sweep level, simulated as it was run, and read as its counters were.
+
+The harness (public agentic sweeps): N sessions start at t = 0 on one server; a finished session is
+replaced at once; there is tool time but no human; at the deadline all sessions are killed; the
+collector reads counters until a drain later. So:
+
+* TTFT is observed at the first token, for requests that are killed later too; queue, prefill and TPOT only of
+  requests that finished. Prompt tokens count at the first token, generated tokens as they come.
+* Rates and gauge means are over the whole window, idle drain included.
+
+The result is a `SweepLevel` of the same shape as a measured one, bucket counts included.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from replicast.calibration.buckets import REQUEST_EDGES_S, TPOT_EDGES_S, TTFT_EDGES_S, token_edges
+from replicast.calibration.sweep import Gauge, Histogram, SweepLevel
+from replicast.calibration.workload import LevelLoad, draw_sessions
+from replicast.sim.config import EngineConfig
+from replicast.sim.engine import Engine
+from replicast.sim.engine.factory import make_engine
+from replicast.sim.engine.step_time import StepTime
+from replicast.sim.fleet.config import FleetConfig, FrontEnd
+from replicast.sim.fleet.records import Records
+from replicast.sim.fleet.result import RunResult
+from replicast.sim.fleet.run import simulate
+
+MakeEngine = Callable[[EngineConfig, StepTime], Engine]
+
+METRICS = (
+    "tpot_mean_s",
+    "ttft_mean_s",
+    "queue_mean_s",
+    "prefill_mean_s",
+    "prompt_tokens_per_s",
+    "output_tokens_per_s",
+    "running_mean",
+    "waiting_mean",
+    "kv_usage_mean",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerModel:
+    """The server that a level ran on."""
+
+    config: EngineConfig
+    step_time: StepTime
+    front_end: FrontEnd
+    engines: MakeEngine = make_engine
+
+
+class Observed(NamedTuple):
+    """What a level's counters say; NaN where nothing was observed. The first nine are `METRICS`."""
+
+    tpot_mean_s: float
+    ttft_mean_s: float
+    queue_mean_s: float
+    prefill_mean_s: float
+    prompt_tokens_per_s: float
+    output_tokens_per_s: float
+    running_mean: float
+    waiting_mean: float
+    kv_usage_mean: float
+    first_tokens: float
+    finished: float
+    prompt_per_request: float
+    output_per_request: float
+    computed_per_request: float
+
+
+def run_level(load: LevelLoad, server: ServerModel, seed: int) -> RunResult:
+    """The run of one level, cut at the deadline."""
+    sessions = draw_sessions(load, seed, server.config.max_model_len)
+    fleet = FleetConfig(
+        replicas=1,
+        router="round-robin",
+        loop="closed",
+        sessions=load.streams,
+        stagger_s=0.0,
+        think_cap_s=None,
+        warmup_s=0.0,
+        horizon_s=load.load_s,
+        cooldown_s=0.0,
+        over_length="truncate-session",
+        front_end=server.front_end,
+    )
+    return simulate(sessions, server.config, server.step_time, fleet, seed=seed, engines=server.engines)
+
+
+def observe(run: RunResult, load: LevelLoad) -> Observed:
+    """Means and rates as the collector would give them."""
+    records, replica = run.records, run.replicas[0]
+    ttft = records.ttft_s
+    began = ~np.isnan(ttft)
+    done = records.finished
+    # Gauges are time means of the run, which ends at the deadline; the window goes on.
+    loaded = min(run.window.end_s - run.window.start_s, load.load_s) / load.window_s
+    first_tokens = int(began.sum())
+    prompt = float(records.prompt_tokens[began].sum())
+    output = float(generated(records, run.duration_s).sum())
+    computed = float((records.prompt_tokens - records.cached_tokens)[began].sum())
+    per = 1.0 / first_tokens if first_tokens else math.nan
+    return Observed(
+        tpot_mean_s=_mean(records.tpot_s[done]),
+        ttft_mean_s=_mean(ttft[began]),
+        queue_mean_s=_mean(records.queue_s[done]),
+        prefill_mean_s=_mean(records.prefill_s[done]),
+        prompt_tokens_per_s=prompt / load.window_s,
+        output_tokens_per_s=output / load.window_s,
+        running_mean=replica.mean_running * loaded,
+        waiting_mean=replica.mean_waiting * loaded,
+        kv_usage_mean=replica.mean_kv_usage * loaded,
+        first_tokens=first_tokens,
+        finished=int(done.sum()),
+        prompt_per_request=prompt * per,
+        output_per_request=output * per,
+        computed_per_request=computed * per,
+    )
+
+
+def simulated_level(load: LevelLoad, server: ServerModel, seed: int) -> SweepLevel:
+    """The level that a collector would have recorded."""
+    run = run_level(load, server, seed)
+    seen = observe(run, load)
+    records, replica = run.records, run.replicas[0]
+    ttft, done = records.ttft_s, records.finished
+    began = ~np.isnan(ttft)
+    prompts, outputs = records.prompt_tokens, generated(records, run.duration_s)
+    tokens = token_edges(server.config.max_model_len)
+    stats = replica.stats
+
+    def finished(values: np.ndarray, edges: tuple[float, ...] = REQUEST_EDGES_S) -> Histogram:
+        return Histogram.of(values[done].tolist(), edges)
+
+    return SweepLevel(
+        concurrency=load.concurrency,
+        name=f"simulated_c{load.concurrency}",
+        window_s=load.window_s,
+        load_s=load.load_s,
+        requests_finished=seen.finished,
+        requests_unfinished=float(len(records) - done.sum()),
+        first_tokens=seen.first_tokens,
+        prompt_tokens=float(prompts[began].sum()),
+        cached_tokens=float(records.cached_tokens[began].sum()),
+        generated_tokens=float(outputs.sum()),
+        ttft=Histogram.of(ttft[began].tolist(), TTFT_EDGES_S),
+        queue=finished(records.queue_s),
+        prefill=finished(records.prefill_s),
+        decode=finished(records.decode_s),
+        inference=finished(records.prefill_s + records.decode_s),
+        e2e=finished(records.e2e_s),
+        tpot=finished(records.tpot_s, TPOT_EDGES_S),
+        prompt_per_request=finished(prompts, tokens),
+        output_per_request=finished(outputs, tokens),
+        computed_per_request=finished(prompts - records.cached_tokens, tokens),
+        running=Gauge(seen.running_mean, float(replica.peak_running)),
+        waiting=Gauge(seen.waiting_mean, float(replica.peak_waiting)),
+        kv_usage=Gauge(seen.kv_usage_mean, replica.peak_kv_usage),
+        preemptions=float(stats.num_preemptions),
+        prefix_queries=float(stats.prefix_cache_queries),
+        prefix_hits=float(stats.prefix_cache_hits),
+    )
+
+
+def generated(records: Records, cut_s: float) -> np.ndarray:
+    """Tokens generated by each request. Of those cut at the deadline, by the pace of the finished ones:
+    an engine that jumps over decode steps has not yet written down how far a jump under way has come.
+    """
+    done = records.finished
+    steps = float((records.output_tokens[done] - 1).sum())
+    outputs = records.output_tokens.astype(float)
+    if steps <= 0:
+        return outputs
+    pace = float(records.decode_s[done].sum()) / steps
+    decoding = np.maximum(cut_s - records.arrival_s - records.ttft_s, 0.0)
+    cut = ~done & ~np.isnan(decoding)
+    outputs[cut] = np.maximum(outputs[cut], np.floor(1 + decoding[cut] / max(pace, 1e-9)))
+    return outputs
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(values.mean()) if len(values) else math.nan

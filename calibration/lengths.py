@@ -1,0 +1,164 @@
+"""What the load of a measured level was: lengths of its requests, how many lived at a time, tool time.
+
+Counted where the source has counts (DuckDB, Prometheus, clients). A performance summary lacks the number of
+requests; then, in this order:
+
+1. context of a running request = KV usage x pool / running, the shared prefix counted once by the cache;
+   prompt = context - half an output, requests = prompt tokens / prompt;
+2. Little on the waiting queue, where it is long: requests = waiting x window / queue time;
+3. a prompt of 60,000 tokens (median of 28 task windows), named as a guess.
+
+Requests alive = (running + waiting) x window / load: sessions times the agents that each runs side by side,
+less the share of time in tools.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from replicast.calibration.server import ServerFacts, seconds_of_load
+from replicast.calibration.sweep import SweepLevel
+from replicast.calibration.workload import LevelLoad
+
+Source = Literal["counted", "kv", "waiting", "guess"]
+
+SHARED_TOKENS = 12_000.0  # system prompt and tools that all sessions share
+FIRST_TOKENS = 10_000.0  # of a session's own in its first prompt
+CALLS_PER_SESSION = 66.0  # median of 28 task windows
+TYPICAL_PROMPT = 60_000.0
+TYPICAL_OUTPUT = 600.0
+IDLE_SLACK = 0.03  # 5.03 alive are five streams
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Measured or estimated means per request of one level; `computed` is None where it was not counted."""
+
+    prompt: float
+    output: float
+    computed: float | None
+    requests: float
+    alive: float
+    source: Source
+    held_share: float = 0.0  # of the KV pool, per running request, where the gauges tell
+
+
+def lengths_of(level: SweepLevel, facts: ServerFacts) -> Lengths:
+    """Lengths and requests alive of a measured level."""
+    load_s, window_s = seconds_of_load(level)
+    alive = _alive(level, load_s, window_s)
+    prompt_tokens, generated = (
+        _total(level.prompt_tokens, level.prompt_tokens_per_s, window_s),
+        _total(level.generated_tokens, level.output_tokens_per_s, window_s),
+    )
+    count = level.first_tokens or (level.ttft.count if level.ttft else None) or level.requests_finished
+    per_request = level.prompt_per_request.mean if level.prompt_per_request else None
+    source: Source = "counted"
+    if count and prompt_tokens:
+        prompt = prompt_tokens / count
+    elif per_request:
+        prompt = per_request
+    else:
+        prompt, source = _estimated(level, facts, prompt_tokens, generated, window_s)
+    prompt = min(max(prompt, 32.0), 0.95 * facts.config.max_model_len)
+    requests = count or (prompt_tokens / prompt if prompt_tokens else None) or 50.0
+    output = generated / requests if generated else TYPICAL_OUTPUT
+    if not prompt_tokens and level.output_per_request and level.output_per_request.mean:
+        output = level.output_per_request.mean
+    computed = level.computed_tokens
+    if computed is not None:
+        computed = max(computed / requests, 1.0)
+    elif level.hit_rate is not None:
+        computed = max(prompt * (1 - level.hit_rate), 1.0)
+    return Lengths(prompt, max(output, 2.0), computed, max(requests, 1.0), alive, source, _held(level))
+
+
+def load_of(
+    level: SweepLevel,
+    lengths: Lengths,
+    *,
+    computed_tokens: float,
+    first_tokens: float = FIRST_TOKENS,
+    shared_tokens: float = SHARED_TOKENS,
+) -> LevelLoad:
+    """The load to simulate; `lengths` are its means."""
+    load_s, window_s = seconds_of_load(level)
+    concurrency = level.concurrency or max(round(lengths.alive), 1)
+    return load_for(concurrency, load_s, window_s, lengths, computed_tokens, first_tokens, shared_tokens)
+
+
+def load_for(
+    concurrency: int,
+    load_s: float,
+    window_s: float,
+    lengths: Lengths,
+    computed_tokens: float,
+    first_tokens: float,
+    shared_tokens: float,
+) -> LevelLoad:
+    """The load of `concurrency` sessions with these lengths."""
+    streams = max(math.ceil(lengths.alive - IDLE_SLACK), 1)
+    idle = max(streams - lengths.alive, 0.0) * load_s
+    shared = min(shared_tokens, 0.5 * lengths.prompt)
+    return LevelLoad(
+        concurrency=concurrency,
+        streams=streams,
+        prompt_tokens=lengths.prompt,
+        output_tokens=lengths.output,
+        computed_tokens=min(computed_tokens, lengths.prompt - shared),
+        first_tokens=min(first_tokens, lengths.prompt - shared),
+        shared_tokens=shared,
+        tool_s=min(idle / lengths.requests, 60.0),
+        calls_per_session=CALLS_PER_SESSION,
+        load_s=load_s,
+        window_s=window_s,
+        expected_requests=max(lengths.requests, float(streams)),
+    )
+
+
+def scaled(lengths: Lengths, prompt: float, output: float) -> Lengths:
+    """The same with prompt and output multiplied: what the generator must be asked for to obtain them."""
+    return replace(lengths, prompt=lengths.prompt * prompt, output=lengths.output * output)
+
+
+def _alive(level: SweepLevel, load_s: float, window_s: float) -> float:
+    running = level.running.mean if level.running else None
+    waiting = level.waiting.mean if level.waiting else None
+    if running is None:
+        return float(level.concurrency or 1)
+    return max((running + (waiting or 0.0)) * window_s / load_s, 0.05)
+
+
+def _held(level: SweepLevel) -> float:
+    running = level.running.mean if level.running else None
+    usage = level.kv_usage.mean if level.kv_usage else None
+    return usage / running if running and usage else 0.0
+
+
+def _estimated(
+    level: SweepLevel,
+    facts: ServerFacts,
+    prompt_tokens: float | None,
+    generated: float | None,
+    window_s: float,
+) -> tuple[float, Source]:
+    running = level.running.mean if level.running else None
+    usage = level.kv_usage.mean if level.kv_usage else None
+    if running and usage:
+        while_running = max(running, 1e-9)
+        load_s, _ = seconds_of_load(level)
+        shared = max(running * window_s / load_s - 1.0, 0.0) * load_s / window_s * SHARED_TOKENS
+        context = (usage * facts.pool_tokens + shared) / while_running
+        ratio = generated / prompt_tokens if prompt_tokens and generated else 0.01
+        return context / (1 + ratio / 2), "kv"
+    waiting = level.waiting.mean if level.waiting else None
+    queue = level.queue.mean if level.queue else None
+    if prompt_tokens and waiting and queue and waiting * window_s > 30:
+        return prompt_tokens / (waiting * window_s / queue), "waiting"
+    return TYPICAL_PROMPT, "guess"
+
+
+def _total(tokens: float | None, rate: float | None, window_s: float) -> float | None:
+    return tokens if tokens is not None else rate * window_s if rate is not None else None

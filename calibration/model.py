@@ -1,0 +1,302 @@
+"""Parameters of a calibration, and a level predicted from them.
+
+Three kinds, kept apart. *Given* stands in `ServerFacts`. *Engine*: what a step costs. *Load*: how many tokens
+a request computes, which a summary does not tell and which belongs to the harness. All are positive and
+fitted as logarithms, inside the bounds of physics and with weak priors from it.
+
+    memory_fixed_s        seconds of a step that does next to nothing: weights, launches
+    memory_per_kv_token_s a context token read: attention of decodes
+    memory_per_seq_s      a further sequence: experts, state, sampling
+    compute_per_token_s   a prefilled token
+    computed_tokens       computed by a request after a session's first, at the geometric mean of the levels
+    computed_slope        its exponent in concurrency: levels cut at the deadline see earlier turns when slow
+    first_tokens          of a session's own in its first prompt
+    shared_tokens         of all sessions' prompts: the cache holds them once, so the KV gauge tells prompts
+                          only together with it
+    pool_scale            of a KV pool that is not given, against what memory leaves
+
+Attention of prefill and the start-up of a prefill step are taken from physics: sweeps do not tell them
+from the rest (docs/calibration.md).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from replicast.calibration.harness import MakeEngine, Observed, ServerModel, observe, run_level
+from replicast.calibration.lengths import FIRST_TOKENS, SHARED_TOKENS, Lengths, lengths_of, load_of, scaled
+from replicast.calibration.physics import FRONT_END
+from replicast.calibration.profile import StepSeconds
+from replicast.calibration.server import ServerFacts
+from replicast.calibration.sweep import Gauge, Histogram, SweepLevel
+from replicast.calibration.workload import LevelLoad
+from replicast.sim.config import EngineConfig
+from replicast.sim.engine.factory import make_engine
+from replicast.sim.engine.step_time import StepTime
+from replicast.sim.fleet.config import FrontEnd
+
+Floats = NDArray[np.float64]
+
+ENGINE = ("memory_fixed_s", "memory_per_kv_token_s", "memory_per_seq_s", "compute_per_token_s")
+FEW_SESSIONS = 2  # no contention to speak of
+QUEUE_OFFSET_S = 0.3  # below the first bucket edge a queue time says nothing
+
+
+class Parameter(NamedTuple):
+    """One fitted quantity: everything in logarithms."""
+
+    name: str
+    start: float
+    prior: float
+    spread: float
+    low: float
+    high: float
+
+
+def parameters(levels: Sequence[SweepLevel], facts: ServerFacts) -> list[Parameter]:
+    """What is to be fitted for these levels, with starting values by operational laws."""
+    found: list[Parameter] = []
+    starts = _starts(levels, facts)
+    for name in ENGINE:
+        prior = facts.priors[name]
+        low = max(prior.low, 1e-9)
+        high = 30 * max(prior.value, starts[name])
+        start = min(max(starts[name], 1.05 * low), high)
+        found.append(
+            Parameter(
+                name,
+                math.log(start),
+                math.log(prior.value),
+                prior.spread,
+                math.log(low),
+                math.log(high),
+            )
+        )
+    seen = [lengths_of(level, facts) for level in levels]
+    counted = all(lengths.computed is not None for lengths in seen)
+    if not counted:
+        guess = starts["computed_tokens"]
+        found.append(
+            Parameter(
+                "computed_tokens", math.log(guess), math.log(6_000.0), 1.2, math.log(50), math.log(1.5e5)
+            )
+        )
+        found.append(Parameter("computed_slope", 0.0, 0.0, 0.25, -1.0, 1.0))
+    found.append(
+        Parameter(
+            "first_tokens",
+            math.log(FIRST_TOKENS),
+            math.log(FIRST_TOKENS),
+            0.5,
+            math.log(500),
+            math.log(1.5e5),
+        )
+    )
+    if any(lengths.source == "kv" for lengths in seen):
+        found.append(_near("shared_tokens", SHARED_TOKENS, 0.8, 200.0, 40_000.0))
+        if not facts.pool_is_given:
+            found.append(_near("pool_scale", 1.0, 0.2, 0.4, 2.5))
+    return found
+
+
+def _near(name: str, value: float, spread: float, low: float, high: float) -> Parameter:
+    return Parameter(name, math.log(value), math.log(value), spread, math.log(low), math.log(high))
+
+
+def _starts(levels: Sequence[SweepLevel], facts: ServerFacts) -> dict[str, float]:
+    """Stage 1: laws. The fastest level's time per token is the step's, its prefill time computed tokens."""
+    priors = {name: prior.value for name, prior in facts.priors.items()}
+    tpots = [(level.tpot.mean, level) for level in levels if level.tpot is not None and level.tpot.mean]
+    start = dict(priors)
+    if tpots:
+        tpot, level = min(tpots, key=lambda pair: pair[0])
+        context = lengths_of(level, facts).prompt
+        start["memory_fixed_s"] = max(0.8 * tpot - priors["memory_per_kv_token_s"] * context, 0.2 * tpot)
+    prefills = [level.prefill.mean for level in levels if level.prefill is not None and level.prefill.mean]
+    token_s = priors["compute_per_token_s"]
+    start["computed_tokens"] = (
+        min(max(0.7 * min(prefills) / token_s, 300.0), 60_000.0) if prefills else 6_000.0
+    )
+    return start
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Values of the parameters by name, in natural units (`computed_slope` as it is)."""
+
+    values: Mapping[str, float]
+
+    @property
+    def key(self) -> tuple[tuple[str, float], ...]:
+        """Names and values in order."""
+        return tuple(sorted(self.values.items()))
+
+    def get(self, name: str, default: float) -> float:
+        """A value, or what holds where it is not fitted."""
+        return self.values.get(name, default)
+
+
+def point_at(params: Sequence[Parameter], x: Floats) -> Point:
+    """The values at `x`."""
+    return Point(
+        {
+            p.name: float(v) if p.name == "computed_slope" else math.exp(float(v))
+            for p, v in zip(params, x, strict=True)
+        }
+    )
+
+
+def step_seconds(facts: ServerFacts, point: Point) -> StepSeconds:
+    """All six coefficients: fitted ones, and physics for the rest."""
+    values = {name: point.get(name, prior.value) for name, prior in facts.priors.items()}
+    return StepSeconds(**values)
+
+
+def front_end_of(levels: Sequence[SweepLevel], facts: ServerFacts) -> FrontEnd:
+    """Time outside the engine: TTFT less queue and prefill of the levels without contention.
+
+    Only its size is told there; how it splits is as in the task windows.
+    """
+    ratios = []
+    for level in levels:
+        seen = measured(level)
+        ttft, queue, prefill = (seen[name] for name in ("ttft_mean_s", "queue_mean_s", "prefill_mean_s"))
+        if (level.concurrency or 1) > FEW_SESSIONS or ttft is None or queue is None or prefill is None:
+            continue
+        usual = FRONT_END.fixed_s + FRONT_END.per_prompt_token_s * lengths_of(level, facts).prompt
+        ratios.append(min(max((ttft - queue - prefill) / usual, 0.1), 2.0))
+    factor = sorted(ratios)[len(ratios) // 2] if ratios else 1.0
+    return FrontEnd(factor * FRONT_END.fixed_s, factor * FRONT_END.per_prompt_token_s, 0.0)
+
+
+class LevelModel:
+    """One measured level and its simulation: what must be asked for so that lengths come out as measured."""
+
+    def __init__(
+        self,
+        level: SweepLevel,
+        facts: ServerFacts,
+        centre: float,
+        engines: MakeEngine = make_engine,
+        lengths: Lengths | None = None,
+        front_end: FrontEnd = FRONT_END,
+    ) -> None:
+        self.level = level
+        self.facts = facts
+        self.lengths = lengths or lengths_of(level, facts)
+        self.measured = measured(level)
+        self.concurrency = level.concurrency or max(round(self.lengths.alive), 1)
+        self._centre = centre
+        self._engines = engines
+        self.front_end = front_end
+        self.prompt_factor = 1.0
+        self.output_factor = 1.0
+        self._known: dict[tuple[object, float, float, int], Observed] = {}
+
+    def simulate(self, point: Point, seeds: Sequence[int]) -> list[Observed]:
+        """The level at `point`, once a seed."""
+        out = []
+        for seed in seeds:
+            key = (point.key, self.prompt_factor, self.output_factor, seed)
+            if key not in self._known:
+                self._known[key] = self._run(point, seed)
+            out.append(self._known[key])
+        return out
+
+    def _run(self, point: Point, seed: int) -> Observed:
+        steps = StepTime.from_seconds(**step_seconds(self.facts, point)._asdict())
+        server = ServerModel(self.config(point), steps, self.front_end, self._engines)
+        load = self.load(point)
+        return observe(run_level(load, server, seed), load)
+
+    def config(self, point: Point) -> EngineConfig:
+        """The engine's configuration, its pool scaled where it is not given."""
+        config = self.facts.config
+        scale = point.get("pool_scale", 1.0)
+        if scale == 1.0:
+            return config
+        blocks = max(round(scale * config.num_gpu_blocks), config.max_model_len // config.block_size + 2)
+        return replace(config, num_gpu_blocks=blocks)
+
+    def load(self, point: Point) -> LevelLoad:
+        """What is asked of the generator."""
+        asked = scaled(self.lengths, self.prompt_factor, self.output_factor)
+        computed = self.lengths.computed
+        if computed is None:
+            slope = point.get("computed_slope", 0.0)
+            computed = point.get("computed_tokens", 6_000.0) * (self.concurrency / self._centre) ** slope
+        return load_of(
+            self.level,
+            asked,
+            computed_tokens=computed,
+            first_tokens=point.get("first_tokens", FIRST_TOKENS),
+            shared_tokens=point.get("shared_tokens", SHARED_TOKENS),
+        )
+
+    def match(self, point: Point, seeds: Sequence[int]) -> None:
+        """Move the factors so that simulated lengths come out as measured.
+
+        Where prompts rest on the KV gauge, what must agree is the gauge itself: KV held per running request.
+        """
+        wanted = self.lengths
+        seen = mean_observed(self.simulate(point, seeds))
+        if not (seen.prompt_per_request > 0 and seen.output_tokens_per_s > 0):
+            return
+        gap = wanted.prompt / seen.prompt_per_request
+        if wanted.source == "kv":
+            pool = self.facts.pool_tokens * point.get("pool_scale", 1.0)
+            missing = pool * (wanted.held_share - seen.kv_usage_mean / max(seen.running_mean, 1e-9))
+            gap = 1 + missing / seen.prompt_per_request
+        gap = min(max(gap, 0.6), 1.6)
+        self.prompt_factor = min(max(self.prompt_factor * gap, 0.2), 4.0)
+        # Outputs per prompt token; a longer prompt must carry more of them.
+        ratio = seen.output_tokens_per_s / seen.prompt_tokens_per_s
+        factor = wanted.output / wanted.prompt / ratio * (gap if wanted.source == "kv" else 1.0)
+        self.output_factor = min(max(self.output_factor * min(max(factor, 0.5), 2.0), 0.1), 10.0)
+
+
+def mean_observed(runs: Sequence[Observed]) -> Observed:
+    """Means over seeds; what no seed observed stays NaN."""
+    table = np.array(runs, dtype=float)
+    with np.errstate(invalid="ignore"):
+        some = ~np.isnan(table)
+        total = np.where(some, table, 0.0).sum(axis=0)
+        count = some.sum(axis=0)
+        return Observed(*np.where(count > 0, total / np.maximum(count, 1), np.nan).tolist())
+
+
+def measured(level: SweepLevel) -> dict[str, float | None]:
+    """A measured level's metrics by name."""
+
+    def mean(item: Histogram | Gauge | None) -> float | None:
+        return item.mean if item is not None else None
+
+    return {
+        "tpot_mean_s": mean(level.tpot),
+        "ttft_mean_s": mean(level.ttft),
+        "queue_mean_s": mean(level.queue),
+        "prefill_mean_s": mean(level.prefill),
+        "prompt_tokens_per_s": level.prompt_tokens_per_s,
+        "output_tokens_per_s": level.output_tokens_per_s,
+        "running_mean": mean(level.running),
+        "waiting_mean": mean(level.waiting),
+        "kv_usage_mean": mean(level.kv_usage),
+    }
+
+
+OFFSETS: Mapping[str, float] = {"queue_mean_s": QUEUE_OFFSET_S, "ttft_mean_s": 0.02, "waiting_mean": 0.1}
+
+
+def transformed(name: str, value: float) -> float:
+    """The scale on which residuals are taken: logarithms, above what counters resolve."""
+    return math.log(max(value + OFFSETS.get(name, 0.0), 1e-12))
+
+
+def back(name: str, value: float) -> float:
+    """The inverse of `transformed`, never below 0."""
+    return max(math.exp(value) - OFFSETS.get(name, 0.0), 0.0)

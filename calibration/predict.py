@@ -1,0 +1,154 @@
+"""A level predicted by what was learnt from others: value and interval of each metric.
+
+The value is the simulation at the fitted point, corrected by what the same simulation missed at the fitted
+levels: kriging of their log residuals over log concurrency (a model discrepancy after Kennedy and
+O'Hagan, J. R. Stat. Soc. B 63, 2001). A level that resembles its neighbours is corrected like them, a
+far one is not. The correction is shrunk: half of a residual is taken for noise.
+
+The interval adds up, in logarithms: realisations and parameters (an ensemble of seeds, each with a draw of
+the parameters), and the discrepancy left over, whose size per metric comes from leaving out levels of 16
+real sweeps (`python -m replicast.calibration.accuracy`) and from this sweep's own residuals.
+
+What is given with the load is used: the ratio of outputs to prompts, and the KV cache held per running
+request where prompts rest on it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from replicast.calibration.harness import METRICS, Observed
+from replicast.calibration.model import LevelModel, Point, back, mean_observed, transformed
+
+Floats = NDArray[np.float64]
+
+CORRELATION = 1.0  # of residuals, in units of log concurrency
+NOISE = 1.0  # variance of a level's own noise over that of the shared part
+LARGEST = 0.7  # a correction never exceeds a factor of two
+NOMINAL = 0.90
+Z = 1.645
+VALUE_SEEDS = (11, 12, 13, 14, 15, 16)
+MATCH_SEEDS = (11, 12, 13)
+MATCHES = 4
+# Sd of log(measured / predicted) that is neither realisation nor parameters: leave-one-level-out, 16 sweeps.
+DISCREPANCY: Mapping[str, float] = {
+    "tpot_mean_s": 0.14,
+    "ttft_mean_s": 0.22,
+    "queue_mean_s": 0.40,
+    "prefill_mean_s": 0.20,
+    "prompt_tokens_per_s": 0.13,
+    "output_tokens_per_s": 0.13,
+    "running_mean": 0.04,
+    "waiting_mean": 0.40,
+    "kv_usage_mean": 0.10,
+}
+PRIOR_LEVELS = 6.0  # what the table above weighs against a sweep's own residuals
+
+
+class Residuals(NamedTuple):
+    """Of one fitted level: transformed measured minus transformed simulated, by metric."""
+
+    concurrency: int
+    by_metric: Mapping[str, float]
+
+
+class Range(NamedTuple):
+    """A predicted metric with its 90 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def residuals_of(model: LevelModel, point: Point, seeds: Sequence[int]) -> Residuals:
+    """What the simulation at `point` misses at a measured level."""
+    seen = mean_observed(model.simulate(point, seeds))
+    found = {}
+    for name, value in model.measured.items():
+        simulated = getattr(seen, name)
+        if value is not None and value > 0 and simulated == simulated:
+            found[name] = transformed(name, value) - transformed(name, simulated)
+    return Residuals(model.concurrency, found)
+
+
+def correction(concurrency: int, name: str, known: Sequence[Residuals]) -> float:
+    """What to add to the transformed simulation of `name` at `concurrency`."""
+    at, value = _weights(concurrency, name, known)
+    return float(at @ value) if len(value) else 0.0
+
+
+def _weights(concurrency: int, name: str, known: Sequence[Residuals]) -> tuple[Floats, Floats]:
+    having = [r for r in known if name in r.by_metric]
+    if not having:
+        return np.zeros(0), np.zeros(0)
+    where = np.log([max(r.concurrency, 1) for r in having])
+    value = np.clip([r.by_metric[name] for r in having], -LARGEST, LARGEST)
+    between = np.exp(-np.abs(where[:, None] - where[None, :]) / CORRELATION)
+    to = np.exp(-np.abs(math.log(max(concurrency, 1)) - where) / CORRELATION)
+    return np.linalg.solve(between + NOISE * np.eye(len(where)), to), value
+
+
+def discrepancy(name: str, known: Sequence[Residuals]) -> float:
+    """Sd of what stays unexplained: the table's, moved towards this sweep's own residuals."""
+    own = [r.by_metric[name] for r in known if name in r.by_metric]
+    squares = sum(min(abs(value), 2 * LARGEST) ** 2 for value in own)
+    # A fit leaves less at its own levels than at others: its parameters went to them.
+    grown = 1.5 * squares
+    return math.sqrt((PRIOR_LEVELS * DISCREPANCY[name] ** 2 + grown) / (PRIOR_LEVELS + len(own)))
+
+
+def predict(
+    model: LevelModel,
+    point: Point,
+    known: Sequence[Residuals],
+    draws: Sequence[Point] = (),
+    *,
+    spread: float = 1.0,
+) -> dict[str, Range]:
+    """Each metric of the level of `model`, at `point`; `draws` are the parameters' uncertainty.
+
+    `spread` widens the discrepancy, where lengths are guessed too.
+    """
+    for _ in range(MATCHES):
+        model.match(point, MATCH_SEEDS)
+    runs = model.simulate(point, VALUE_SEEDS)
+    seen = _with_given_lengths(mean_observed(runs), model)
+    ensemble = list(runs)
+    for seed, drawn in zip(VALUE_SEEDS, draws, strict=False):
+        ensemble += model.simulate(drawn, (seed,))
+    out: dict[str, Range] = {}
+    for name in METRICS:
+        value = getattr(seen, name)
+        if value != value:
+            continue
+        centre = transformed(name, value) + correction(model.concurrency, name, known)
+        members = np.array([transformed(name, getattr(run, name)) for run in ensemble])
+        members = members[np.isfinite(members)]
+        varied = float(members.std(ddof=1)) if len(members) > 2 else 0.3
+        sd = math.hypot(varied, spread * discrepancy(name, known))
+        out[name] = Range(*(back(name, centre + z * sd) for z in (0.0, -Z, Z)))
+    return _consistent(out, model)
+
+
+def _with_given_lengths(seen: Observed, model: LevelModel) -> Observed:
+    """Rates that keep the given ratio of outputs to prompts: each then rests on all requests."""
+    ratio = model.lengths.output / model.lengths.prompt
+    both = math.sqrt(max(seen.prompt_tokens_per_s, 1e-9) * max(seen.output_tokens_per_s, 1e-9))
+    return seen._replace(
+        prompt_tokens_per_s=both / math.sqrt(ratio), output_tokens_per_s=both * math.sqrt(ratio)
+    )
+
+
+def _consistent(out: dict[str, Range], model: LevelModel) -> dict[str, Range]:
+    """The KV gauge follows from what a running request holds, where that is given."""
+    held = model.lengths.held_share
+    if model.lengths.source == "kv" and held and "running_mean" in out and "kv_usage_mean" in out:
+        running, usage = out["running_mean"], out["kv_usage_mean"]
+        value = min(held * running.value, 1.0)
+        factor = value / max(usage.value, 1e-12)
+        out["kv_usage_mean"] = Range(value, usage.low * factor, min(usage.high * factor, 1.0))
+    return out

@@ -1,0 +1,153 @@
+"""The server behind a sweep: what is given, and what physics says about the rest.
+
+Given facts come from the sweep itself (boot log, labels), from the caller, or, for the GPU, from the instance
+type. What is still unset follows vLLM's own defaults (`replicast.sim.defaults`), the KV pool follows from
+memory. Each step of that is named in `notes`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from replicast.calibration.facts import INSTANCES, Attention, Gpu, Model, find_gpu, find_model
+from replicast.calibration.physics import Priors, expected_kv_tokens, priors
+from replicast.calibration.sweep import Given, Sweep, SweepLevel
+from replicast.sim.config import EngineArgs, EngineConfig
+from replicast.sim.defaults import resolve
+from replicast.sim.errors import InputError
+
+LONGEST = 200_000
+HOLDS_MORE = 1.1  # a pool must hold what the gauges saw
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """All that is told or known about the server before anything is fitted."""
+
+    model: Model
+    gpu: Gpu
+    tensor_parallel_size: int
+    vllm_version: str
+    args: EngineArgs
+    config: EngineConfig
+    priors: Priors
+    expected_pool_tokens: float
+    pool_is_given: bool
+    known_model: bool
+    notes: tuple[str, ...]
+
+    @property
+    def pool_tokens(self) -> float:
+        """Tokens of KV cache that requests can hold."""
+        return float(self.config.num_usable_blocks * self.config.block_size)
+
+
+def server_facts(
+    sweep: Sweep, given: Given | None = None, *, hardware: str | None = None, model: Model | None = None
+) -> ServerFacts:
+    """Facts about the server of `sweep`; `given`, `hardware` and `model` beat what the sweep says."""
+    told = (given or Given()).over(sweep.given)
+    notes: list[str] = []
+    gpu, count = _gpu(told, hardware, sweep.source)
+    tp = told.tensor_parallel_size or count or 1
+    if told.tensor_parallel_size is None:
+        notes.append(f"tensor_parallel_size is not told: {tp}, all GPUs of the instance")
+    found = model or _model(told, sweep)
+    known = found is not None
+    if found is None:
+        found = _stand_in(sweep, gpu, tp)
+        notes.append("no facts about this model: its size is read off the fastest level, bounds are weak")
+    found = found.with_kv(told.kv_cache_dtype)
+    notes += [f"{found.name}: {text} (assumed)" for text in found.assumed]
+    utilization = told.gpu_memory_utilization or 0.90
+    expected = expected_kv_tokens(found, gpu, tp, utilization)
+    block = told.block_size or 16
+    pool, pool_given = told.kv_pool_tokens, True
+    if told.num_gpu_blocks is not None:
+        pool = (told.num_gpu_blocks - 1) * block
+    if pool is None:
+        pool_given = False
+        pool = int(max(expected, _least_pool(told)))
+        notes.append(f"the KV pool is not given: {pool:,} tokens, as memory leaves them")
+    elif known and not 0.4 < pool / max(expected, 1.0) < 2.5:
+        notes.append(
+            f"the given KV pool of {pool:,} tokens is far from the {expected:,.0f} that memory leaves"
+        )
+    if told.max_num_batched_tokens is None:
+        notes.append("max_num_batched_tokens is not given: vLLM's default for the device")
+    version = told.vllm_version or "0.27.1"
+    if told.vllm_version is None:
+        notes.append(f"the vLLM version is not told: {version} is taken")
+    if found.hybrid:
+        notes.append(
+            "hybrid model: its cache modes are not simulated; computed tokens a request are a load latent"
+        )
+    args = EngineArgs(
+        kv_cache_tokens=max(pool // block, 8) * block,
+        block_size=block,
+        max_model_len=min(told.max_model_len or LONGEST, max(pool - block, 1024)),
+        max_num_batched_tokens=told.max_num_batched_tokens,
+        max_num_seqs=told.max_num_seqs,
+        enable_prefix_caching=True if told.enable_prefix_caching is None else told.enable_prefix_caching,
+        enable_chunked_prefill=told.enable_chunked_prefill,
+    )
+    named = EngineArgs(vllm_version=version, device=gpu.name, device_memory_gib=gpu.memory_gib)
+    return ServerFacts(
+        model=found,
+        gpu=gpu,
+        tensor_parallel_size=tp,
+        vllm_version=version,
+        args=args,
+        config=resolve(args, named).config,
+        priors=priors(found, gpu, tp),
+        expected_pool_tokens=expected,
+        pool_is_given=pool_given,
+        known_model=known,
+        notes=tuple(notes),
+    )
+
+
+def _gpu(told: Given, hardware: str | None, where: str) -> tuple[Gpu, int | None]:
+    name = hardware or told.gpu
+    instance = INSTANCES.get(told.instance or "")
+    if name is not None:
+        gpu = find_gpu(name)
+        return gpu, instance[1] if instance and instance[0] == gpu.name else None
+    if instance is None:
+        raise InputError(
+            "neither a GPU nor a known instance type is named",
+            where=where,
+            remedy="name it: --hardware H200",
+        )
+    return find_gpu(instance[0]), instance[1]
+
+
+def _model(told: Given, sweep: Sweep) -> Model | None:
+    return next((found for name in (told.model, sweep.model) if name and (found := find_model(name))), None)
+
+
+def _stand_in(sweep: Sweep, gpu: Gpu, tp: int) -> Model:
+    """A dense model whose weights would take the fastest level's time per token."""
+    tpots = [level.tpot.mean for level in sweep.levels if level.tpot is not None and level.tpot.mean]
+    size = (min(tpots) if tpots else 0.02) * 0.5 * gpu.bytes_per_s * tp
+    return Model(
+        name=sweep.model or "unknown",
+        parameters=size / 2,
+        active=size / 8,
+        precision="bf16",
+        weight_bytes=min(size, 0.6 * gpu.memory_gib * 2**30 * tp),
+        attention=Attention(5e4, 5e5),
+        layers=48,
+        source="read off the sweep",
+    )
+
+
+def _least_pool(told: Given) -> float:
+    return HOLDS_MORE * (told.max_model_len or LONGEST)
+
+
+def seconds_of_load(level: SweepLevel) -> tuple[float, float]:
+    """(load, window) of a level in seconds; without a drain both are the window."""
+    window = level.window_s or level.load_s or 600.0
+    load = min(level.load_s or window, window)
+    return load, window

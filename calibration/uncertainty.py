@@ -1,0 +1,161 @@
+"""Stage 3: what the fit knows, and what it does not.
+
+Near the optimum the log parameters are normal with covariance (J'J)^-1 of the weighted residuals, priors
+included, widened where residuals are larger than their weights say. Reported: a 95 % interval, whether the
+prior or the data decided ("weak"), parameters at a bound, and pairs that the data cannot tell apart, with
+what would separate them. Combinations can be well known where their parts are not: prefill seconds a
+request = compute_per_token x computed tokens.
+
+Leaving a level out moves the optimum by one Gauss-Newton step on the residuals that are left; the held-out
+level has no say in it, nor has its correction.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from replicast.calibration.fit import Fitted
+from replicast.calibration.model import Parameter, Point, point_at
+from replicast.calibration.predict import Residuals
+
+Floats = NDArray[np.float64]
+
+INSEPARABLE = 0.85
+WEAK = 0.75  # of the prior's sd: the data added little
+LONGEST_STEP = 0.7
+_DRAWS = 23  # random stream
+COUNTED_HELPS = {"compute_per_token_s", "computed_tokens", "first_tokens", "computed_slope"}
+
+
+class Interval(NamedTuple):
+    """One parameter: value, 95 % interval, and what decided it."""
+
+    name: str
+    value: float
+    low: float
+    high: float
+    status: str  # "fitted", "weak: ...", "at its lower bound", "at its upper bound"
+
+
+class Pair(NamedTuple):
+    """Two parameters the data cannot tell apart."""
+
+    first: str
+    second: str
+    correlation: float
+    advice: str
+
+
+@dataclass(frozen=True, slots=True)
+class Uncertainty:
+    """Covariance of logarithms (of `computed_slope` itself), intervals and inseparable pairs."""
+
+    names: tuple[str, ...]
+    covariance: Floats
+    intervals: tuple[Interval, ...]
+    combined: tuple[Interval, ...]
+    pairs: tuple[Pair, ...]
+
+
+def uncertainty(fitted: Fitted) -> Uncertainty:
+    """What the fit's curvature says."""
+    covariance = covariance_of(fitted)
+    sd = np.sqrt(np.diag(covariance))
+    intervals = tuple(_interval(fitted, i, float(sd[i])) for i in range(len(sd)))
+    correlations = covariance / np.outer(sd, sd)
+    names = tuple(p.name for p in fitted.params)
+    pairs = tuple(
+        Pair(names[i], names[j], float(correlations[i, j]), _advice(names[i], names[j]))
+        for i in range(len(names))
+        for j in range(i + 1, len(names))
+        if abs(correlations[i, j]) >= INSEPARABLE
+    )
+    return Uncertainty(names, covariance, intervals, _combined(fitted, covariance, names), pairs)
+
+
+def covariance_of(fitted: Fitted) -> Floats:
+    """(J'J)^-1, times the residuals' mean square where that is above 1."""
+    jacobian = fitted.jacobian
+    data = len(fitted.names)
+    robust = np.sqrt(1 + fitted.residuals[:data] ** 2) - 1  # half of soft_l1's loss
+    scale = max(2 * float(robust.sum()) / max(data - jacobian.shape[1], 1), 1.0)
+    return np.asarray(np.linalg.pinv(jacobian.T @ jacobian) * scale)
+
+
+def draw_points(
+    params: Sequence[Parameter], x: Floats, covariance: Floats, count: int, seed: int = 5
+) -> list[Point]:
+    """`count` points drawn from the parameters' uncertainty around `x`, inside their bounds."""
+    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_DRAWS,)))
+    values, vectors = np.linalg.eigh(covariance)
+    root = vectors * np.sqrt(np.maximum(values, 0.0))
+    low, high = (np.array([getattr(p, side) for p in params]) for side in ("low", "high"))
+    return [
+        point_at(params, np.clip(x + root @ rng.standard_normal(len(x)), low, high)) for _ in range(count)
+    ]
+
+
+def without_level(fitted: Fitted, level: int) -> tuple[Floats, tuple[Residuals, ...]]:
+    """The optimum had `level` not been measured, and the residuals of the other levels there."""
+    kept = [i for i, (at, _) in enumerate(fitted.names) if at != level]
+    kept += range(len(fitted.names), len(fitted.residuals))
+    robust = (1 + fitted.residuals**2) ** -0.25
+    jacobian = fitted.jacobian[kept]
+    residuals = (fitted.residuals * robust)[kept]
+    step = -np.linalg.lstsq(jacobian, residuals, rcond=1e-9)[0]
+    low, high = (np.array([getattr(p, side) for p in fitted.params]) for side in ("low", "high"))
+    x = np.clip(fitted.x + np.clip(step, -LONGEST_STEP, LONGEST_STEP), low, high)
+    moved = x - fitted.x
+    plain = fitted.jacobian / robust[:, None]
+    at_x = fitted.residuals + plain @ moved
+    others: dict[int, dict[str, float]] = {}
+    for i, (at, name) in enumerate(fitted.names):
+        if at != level:
+            # A residual is simulated - measured; a correction is what to add to the simulation.
+            others.setdefault(at, {})[name] = -float(at_x[i]) * fitted.sds[i]
+    known = tuple(Residuals(fitted.models[at].concurrency, by) for at, by in sorted(others.items()))
+    return x, known
+
+
+def _interval(fitted: Fitted, i: int, sd: float) -> Interval:
+    p, x = fitted.params[i], float(fitted.x[i])
+    low, high = max(x - 1.96 * sd, p.low), min(x + 1.96 * sd, p.high)
+    if x - p.low < 0.02:
+        status = "at its lower bound"
+    elif p.high - x < 0.02:
+        status = "at its upper bound"
+    elif sd > WEAK * p.spread:
+        status = "weak: the prior decides"
+    else:
+        status = "fitted"
+    if p.name == "computed_slope":
+        return Interval(p.name, x, low, high, status)
+    return Interval(p.name, math.exp(x), math.exp(low), math.exp(high), status)
+
+
+def _combined(fitted: Fitted, covariance: Floats, names: Sequence[str]) -> tuple[Interval, ...]:
+    """Products that are known better than their parts."""
+    if not {"compute_per_token_s", "computed_tokens"} <= set(names):
+        return ()
+    pick = np.array([1.0 if name in ("compute_per_token_s", "computed_tokens") else 0.0 for name in names])
+    x, sd = float(pick @ fitted.x), math.sqrt(float(pick @ covariance @ pick))
+    name = "prefill_s_per_request"
+    return (Interval(name, math.exp(x), math.exp(x - 1.96 * sd), math.exp(x + 1.96 * sd), "fitted"),)
+
+
+def _advice(first: str, second: str) -> str:
+    pair = {first, second}
+    if len(pair & COUNTED_HELPS) == 2:
+        return (
+            "levels with counted cached tokens (the collector's database or Prometheus) would separate them"
+        )
+    if "shared_tokens" in pair or "pool_scale" in pair:
+        return "the boot log's KV pool and counted requests would separate them"
+    if "memory_per_seq_s" in pair:
+        return "a level with many sessions of short contexts would separate them"
+    return "a level with one session and long outputs would separate them"

@@ -1,0 +1,122 @@
+"""The load of a sweep level as latents, and sessions drawn from them.
+
+A level holds some *streams* of requests alive: sessions, times the agents that each runs side by side. A
+stream sends its next request when the last has been answered and its tools have run. What a request is:
+
+    prompt    shared part (system prompt and tools, the same for all) + what the session has gathered.
+              The first prompt holds little of it; the prompt then ramps up to its level over RAMP turns.
+    computed  the last tokens of a prompt are new; all before them repeat the stream's previous prompt.
+              Whether the server still holds those is the simulation's outcome (eviction), not a latent.
+    output    long-tailed.
+
+Means are latents of the level, the spreads around them are those of 28 task windows and of recorded
+sessions: log-normal. Draws come from generators keyed by (seed, level, session), so that two parameter values
+meet the same sessions.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from replicast.sim.workload import Segment, Session, Turn
+
+RAMP = 2  # turns until a session's prompt has reached its level
+OUTPUT_SPREAD = 1.2  # sd of log(output of a request)
+COMPUTED_SPREAD = 1.0
+PROMPT_SPREAD = 0.3  # of a session's level
+CALLS_SPREAD = 0.6
+SHARED_STREAM = 1
+_WORKLOAD = 17  # random stream
+
+
+@dataclass(frozen=True, slots=True)
+class LevelLoad:
+    """What clients of one level offer; token figures are means per request.
+
+    `streams` requests are alive at a time, each followed by `tool_s` of tools. `first_tokens` are computed
+    by the first prompt of a session, `computed_tokens` by each later one. `expected_requests` sizes the
+    workload, it does not bound it.
+    """
+
+    concurrency: int
+    streams: int
+    prompt_tokens: float
+    output_tokens: float
+    computed_tokens: float
+    first_tokens: float
+    shared_tokens: float
+    tool_s: float
+    calls_per_session: float
+    load_s: float
+    window_s: float
+    expected_requests: float
+
+
+def draw_sessions(load: LevelLoad, seed: int, max_model_len: int) -> list[Session]:
+    """Sessions enough to keep all streams busy until the deadline."""
+    turns_cap = math.ceil(1.7 * load.expected_requests / load.streams) + 5
+    spares = math.ceil(1.7 * load.expected_requests / max(load.calls_per_session, 1.0)) + 2
+    return [_session(load, seed, index, turns_cap, max_model_len) for index in range(load.streams + spares)]
+
+
+def _session(load: LevelLoad, seed: int, index: int, turns_cap: int, max_model_len: int) -> Session:
+    key = (_WORKLOAD, load.concurrency, index)
+    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
+    calls_z, level_z = rng.standard_normal(2)
+    calls = load.calls_per_session * math.exp(CALLS_SPREAD * float(calls_z) - CALLS_SPREAD**2 / 2)
+    # The streams under way at t = 0 do not all start their session then, but their prompts do.
+    turns = max(min(round(calls), turns_cap), 1)
+    z = rng.standard_normal((2, turns))
+    tools = rng.exponential(load.tool_s, turns) if load.tool_s > 0 else np.zeros(turns)
+    outputs = load.output_tokens * np.exp(OUTPUT_SPREAD * z[0] - OUTPUT_SPREAD**2 / 2)
+    computed = load.computed_tokens * np.exp(COMPUTED_SPREAD * z[1] - COMPUTED_SPREAD**2 / 2)
+    level = load.prompt_tokens * math.exp(PROMPT_SPREAD * float(level_z) - PROMPT_SPREAD**2 / 2)
+    first = load.shared_tokens + load.first_tokens
+    longest = max_model_len - 64
+    stream = SHARED_STREAM + 1 + 2 * index
+    shared = min(round(load.shared_tokens), longest // 2)
+    head = (Segment(SHARED_STREAM, 0, shared),) if shared else ()
+    own: list[Segment] = []  # what the last prompt holds after the shared part
+    held = shared
+    written = 0
+    made: list[Turn] = []
+    for t in range(turns):
+        prompt = min(max(round(first + min(t / RAMP, 1.0) * (level - first)), shared + 16), longest)
+        new = prompt - shared
+        if t:
+            new = min(max(round(float(computed[t])), prompt - held, 1), new)
+        _keep(own, prompt - new - shared)
+        if own and own[-1].offset + own[-1].length == written:
+            own[-1] = Segment(stream, own[-1].offset, own[-1].length + new)
+        else:
+            own.append(Segment(stream, written, new))
+        written += new
+        held = prompt
+        output = min(max(round(float(outputs[t])), 2), max_model_len - prompt)
+        made.append(
+            Turn(
+                turn_id=str(t),
+                agent="main",
+                depends_on=(t - 1,) if t else (),
+                delay_s=float(tools[t]) if t else 0.0,
+                tool_s=float(tools[t]) if t else 0.0,
+                prompt=(*head, *own),
+                output=(Segment(stream + 1, t * max_model_len, output),),
+                num_prompt_tokens=prompt,
+                num_output_tokens=output,
+            )
+        )
+    return Session(session_id=f"c{load.concurrency}-{index}", turns=tuple(made))
+
+
+def _keep(own: list[Segment], tokens: int) -> None:
+    """Cut `own` to its first `tokens`."""
+    total = sum(segment.length for segment in own)
+    while total > tokens:
+        last = own.pop()
+        total -= last.length
+        if total < tokens:
+            own.append(last._replace(length=tokens - total))
+            return
