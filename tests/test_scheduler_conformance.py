@@ -18,6 +18,10 @@ from replicast.sim.engine.scheduler import Scheduler
 from replicast.sim.engine.stepwise import output as stepwise
 from replicast.sim.request import Request, RequestStatus
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from expanded_engine import Expanded
+
 CONFORMANCE = Path(__file__).parent / "conformance"
 sys.path.insert(0, str(CONFORMANCE))
 BLOCK_IDS = ("blocks", "freeq", "cached")
@@ -109,12 +113,13 @@ def recordings() -> list[Any]:
     return found
 
 
+@pytest.mark.parametrize("engine", [RowByRow, Expanded])
 @pytest.mark.parametrize(("scenario", "steps", "version"), recordings())
-def test_rows_equal_the_recorded_ones(scenario: Path, steps: Path, version: str) -> None:
+def test_steps_equal_the_recorded_ones(scenario: Path, steps: Path, version: str, engine: Any) -> None:
     compare = importlib.import_module("stepreplay.compare")
     driver = importlib.import_module("stepreplay.driver")
     loaded = importlib.import_module("stepreplay.scenario").load_scenario(scenario, version)
-    ours, recorded = driver.Driver(loaded, RowByRow).run(), compare.load_recording(steps)
+    ours, recorded = driver.Driver(loaded, engine).run(), compare.load_recording(steps)
     for line in (*ours, *recorded):
         for key in BLOCK_IDS:
             line.pop(key, None)
