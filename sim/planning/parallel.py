@@ -236,6 +236,7 @@ class _Journal:
             "replication": task.replication,
             "measured": asdict(result),
         }
+        self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a", encoding="utf-8") as out:
             out.write(json.dumps(row) + "\n")
 

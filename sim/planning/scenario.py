@@ -30,11 +30,13 @@ _MODEL_ERROR = 21  # random stream
 class ModelError:
     """How wrong the step time may be: logarithms of coefficients, normal with this covariance.
 
-    `names` are fields of `StepTime` without unit: `memory_fixed`, `compute_per_token`, ...
+    `names` are fields of `StepTime`; `low` and `high` bound the logarithm of each coefficient's factor.
     """
 
     names: tuple[str, ...]
     covariance: tuple[tuple[float, ...], ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
 
     def draw(self, step_time: StepTime, seed: int, replication: int) -> StepTime:
         """A step time that may be the true one; the same for the same replication."""
@@ -42,6 +44,7 @@ class ModelError:
         rng = np.random.default_rng(key)
         zero = np.zeros(len(self.names))
         logs = rng.multivariate_normal(zero, np.array(self.covariance), method="eigh")
+        logs = np.clip(logs, self.low, self.high)
         factors = {name: float(np.exp(x)) for name, x in zip(self.names, logs, strict=True)}
         changed = {name: round(getattr(step_time, name) * factor) for name, factor in factors.items()}
         return replace(step_time, **changed)
