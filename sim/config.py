@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
+from replicast.sim.kv_groups import KVGroup
+
 Policy = Literal["fcfs", "priority"]
 Rules = Literal["0.25.1", "0.33.0"]
 EntryPoint = Literal["serve", "llm"]
@@ -25,9 +27,13 @@ class EngineConfig:
     each verification, cycled per request, where `num_speculative_tokens` > 0 (n-gram drafts).
     `num_lookahead_tokens` are KV slots past the query (0 for n-gram).
 
-    The four fields after `rules` are rarely set. `max_num_scheduled_tokens` caps the step's tokens
+    The first four fields after `rules` are rarely set. `max_num_scheduled_tokens` caps the step's tokens
     below `max_num_batched_tokens`; the other three exist from 0.33 on (the interval did nothing
     for a single engine before).
+
+    `kv_groups` are those of a hybrid model, None is one group of full attention. The retention interval
+    says which of their window tails and states stay cached (0.33): None all, 0 only those at the end of
+    prompts and at junctions, n also one every n tokens.
     """
 
     num_gpu_blocks: int
@@ -50,6 +56,8 @@ class EngineConfig:
     max_num_active_seqs: int | None = None
     long_prefill_token_threshold_adaptive: bool = False
     prefill_schedule_interval: int = 1
+    kv_groups: tuple[KVGroup, ...] | None = None
+    prefix_cache_retention_interval: int | None = 0
 
     @property
     def num_usable_blocks(self) -> int:
@@ -63,7 +71,8 @@ class EngineArgs:
 
     The KV pool is `num_gpu_blocks` (null block included, as in `vllm:cache_config_info`) or
     `kv_cache_tokens` (the boot log's "GPU KV cache size"). `hybrid_model` marks models with
-    linear-attention or Mamba layers, for which 0.25 leaves prefix caching off.
+    linear-attention or Mamba layers, for which 0.25 leaves prefix caching off. `kv_groups` names the
+    groups of such a model (`kv_groups.parse_groups`).
     """
 
     vllm_version: str | None = None
@@ -92,6 +101,8 @@ class EngineArgs:
     max_num_active_seqs: int | None = None
     long_prefill_token_threshold_adaptive: bool | None = None
     prefill_schedule_interval: int | None = None
+    kv_groups: str | None = None
+    prefix_cache_retention_interval: str | None = None
 
 
 class Field(NamedTuple):
@@ -139,4 +150,11 @@ FIELDS: tuple[Field, ...] = (
     Field("max_num_active_seqs", "int", "Seats below max_num_seqs (from 0.33)."),
     Field("long_prefill_token_threshold_adaptive", "bool", "Raise the threshold when few wait (from 0.33)."),
     Field("prefill_schedule_interval", "int", "Steps between prefill steps while a decode runs (from 0.33)."),
+    Field("kv_groups", "str", "KV groups of a hybrid model: 'full, 3 x mamba', 'full, sliding_window:1024'."),
+    Field(
+        "prefix_cache_retention_interval",
+        "str",
+        "Which window tails and states of hybrid models stay cached (from 0.33): "
+        "0 (prompt ends), n (every n tokens too) or dense (all).",
+    ),
 )

@@ -31,6 +31,8 @@ from replicast.sim.config import (
     Rules,
 )
 from replicast.sim.errors import InputError
+from replicast.sim.hybrid import parse_retention, verify_hybrid
+from replicast.sim.kv_groups import parse_groups
 
 __all__ = ["FIELDS", "EngineArgs", "Field", "ResolvedConfig", "resolve", "rules_of", "verify"]
 
@@ -189,7 +191,11 @@ def resolve(flags: EngineArgs, profile: EngineArgs | None = None) -> ResolvedCon
     name, memory_gib = _device(layers, warnings)
 
     chunked: bool = layers.take("enable_chunked_prefill", True)
-    hybrid = bool(layers.take("hybrid_model", False, "not known to be one"))
+    named: str | None = layers.take("kv_groups", None, "full attention only")
+    states = named is not None and "mamba" in named
+    hybrid = bool(
+        layers.take("hybrid_model", states, "kv_groups has states" if states else "not known to be one")
+    )
     caching_off = hybrid and rules == "0.25.1"
     caching: bool = layers.take(
         "enable_prefix_caching",
@@ -204,6 +210,14 @@ def resolve(flags: EngineArgs, profile: EngineArgs | None = None) -> ResolvedCon
     )
     budget, seats = _batch(layers, rules, cast(EntryPoint, entry), name, memory_gib, max_model_len, chunked)
 
+    groups = parse_groups(named, block_size, max_model_len, caching) if named is not None else None
+    if groups is None and hybrid:
+        warnings.append("kv_groups is unset: the hybrid model is taken for one of full attention")
+    if groups is not None:
+        warnings.append("kv_groups: a hybrid model runs through every step and block, which is slow")
+    retention: str | None = layers.take(
+        "prefix_cache_retention_interval", None, "all" if rules == "0.25.1" else "prompt ends and junctions"
+    )
     drafts = _at_least("num_speculative_tokens", layers.take("num_speculative_tokens", 0), 0)
     lookahead = _at_least("num_lookahead_tokens", layers.take("num_lookahead_tokens", 0), 0)
     accept: tuple[int, ...] = layers.take("spec_accept", (0,), "no draft is accepted")
@@ -233,6 +247,8 @@ def resolve(flags: EngineArgs, profile: EngineArgs | None = None) -> ResolvedCon
         max_num_active_seqs=layers.take("max_num_active_seqs", None, "max_num_seqs"),
         long_prefill_token_threshold_adaptive=layers.take("long_prefill_token_threshold_adaptive", False),
         prefill_schedule_interval=layers.take("prefill_schedule_interval", 1),
+        kv_groups=groups,
+        prefix_cache_retention_interval=parse_retention(retention, rules, groups),
     )
     verify(config)
     if rules == "0.25.1" and config.prefill_schedule_interval > 1:
@@ -289,6 +305,9 @@ def verify(config: EngineConfig) -> None:
             f"vLLM does not start: long_prefill_token_threshold ({c.long_prefill_token_threshold}) cannot be "
             f"greater than the max_model_len ({c.max_model_len})."
         )
+    if c.kv_groups is not None:
+        verify_hybrid(c, c.kv_groups)
+        return
     needed = -(-c.max_model_len // c.block_size)
     if needed > c.num_usable_blocks:
         fits = c.num_usable_blocks * c.block_size

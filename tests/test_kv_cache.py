@@ -63,7 +63,8 @@ class Both:
             return
         self.learn(pair)
         place = self.fast.look_up(pair.runs, pair.total)
-        hits = self.slow.get_computed_blocks(pair.blocks, pair.total)
+        hit = self.slow.get_computed_blocks(pair.blocks, pair.total)
+        hits = hit.blocks[0]
         assert place[1] == len(hits)
         idle = sum(self.slow.pool.ref_cnt[block] == 0 for block in hits)
         assert self.fast.num_idle(pair.runs, *place) == idle
@@ -73,7 +74,7 @@ class Both:
             "use_watermark": self.rng.random() < 0.5,
         }
         done = self.fast.admit(pair.runs, place, new, pair.total, **options)
-        assert done == self.slow.admit(pair.blocks, hits, new, pair.total, **options)
+        assert done == self.slow.admit(pair.blocks, hit, new, pair.total, **options)
         if done:
             pair.computed = len(hits) * self.block_size + new
             self.running.append(pair)

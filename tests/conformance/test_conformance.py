@@ -10,7 +10,6 @@ from typing import get_args
 import pytest
 import replay
 from replicast.sim.config import Rules
-from replicast.sim.errors import InputError
 from stepreplay.adapters import ENGINES
 from stepreplay.compare import first_difference, load_recording
 from stepreplay.driver import Driver
@@ -18,7 +17,6 @@ from stepreplay.scenario import load_scenario
 
 HERE = Path(__file__).parent
 VERSIONS: tuple[Rules, ...] = get_args(Rules)
-HYBRID = ("35_hybrid_swa", "36_hybrid_mamba_align", "37_qwen35_like", "38_qwen35_like_2048")
 
 
 def recorded_pairs() -> list[object]:
@@ -28,17 +26,8 @@ def recorded_pairs() -> list[object]:
         for version in VERSIONS:
             for steps in sorted((folder / f"golden-{version}").glob("*.steps.jsonl.gz")):
                 name = steps.name.removesuffix(".steps.jsonl.gz")
-                marks = (
-                    [
-                        pytest.mark.xfail(
-                            strict=True, raises=InputError, reason="hybrid models are not modelled yet"
-                        )
-                    ]
-                    if name in HYBRID
-                    else []
-                )
                 scenario = scenarios / f"{name}.scenario.json"
-                pairs.append(pytest.param(scenario, steps, version, id=f"{name}-{version}", marks=marks))
+                pairs.append(pytest.param(scenario, steps, version, id=f"{name}-{version}"))
     return pairs
 
 
@@ -81,7 +70,8 @@ def test_replay_names_the_first_difference(tmp_path: Path, capsys: pytest.Captur
         ("{", "is not JSON"),
         ("[]", "no list `requests`"),
         ('{"requests": [{"id": "a"}]}', "output_len"),
-        ('{"requests": [], "config": {"kv_groups": [{"type": "full"}]}}', "hybrid"),
+        ('{"requests": [], "config": {"kv_groups": [{"type": "half"}]}}', "the type 'half'"),
+        ('{"requests": [], "config": {"kv_groups": [{"type": "swa"}]}}', "window"),
         (
             '{"requests": [], "config": {"scheduler_extra": {"max_num_active_seqs": 2}}}',
             "max_num_active_seqs",

@@ -1,112 +1,28 @@
-"""KV blocks: which are free, which are cached, who holds them, which goes next.
+"""KV blocks of requests: what they hit, whether they find room, when their blocks are published.
 
-The rules, as in `vllm/v1/core/kv_cache_manager.py` and `block_pool.py`:
+The rules, as in `vllm/v1/core/kv_cache_manager.py` (those of the pool stand in `block_pool.py`):
 
-1. One pool. Block 0 is the null block and never used. The free queue starts as 1, 2, …, n - 1;
-   new blocks are taken from its head. Taking a block drops the hash it carries: the only eviction.
-2. A free block may keep its hash. It is then cached *and* free.
-3. A full block is published (gets its hash) when it is scheduled, not when it is computed.
-   Several blocks may carry one hash; a look-up takes the one published first.
-4. A look-up walks the hashes from block 0 while found, and never covers the last token.
+1. A full block is published (gets its hash) when it is scheduled, not when it is computed.
+2. A look-up walks the hashes from block 0 while found, and never covers the last token.
    A hit block leaves the free queue only when its request is admitted.
-5. Freeing walks the blocks from last to first. Those nobody holds any more go, without hash, to
-   the front of the queue (the last block becomes its head), with hash to the back (last block
-   first): half-filled tails are reused at once, cached blocks leave in the order in which they
-   were freed, and of one request the tail before the head.
+3. A request is admitted only if all its known tokens would fit now, though only the first chunk's
+   blocks are taken.
 
-One KV group with full attention only: blocks of hybrid models (sliding window, linear attention)
-are not modelled here.
+A hybrid model has several groups of layers, each with its own blocks of a request (`groups/`): what
+is needed is the sum, a hit is what all agree on. A plain model is the case of one group.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable
+from replicast.sim.config import EngineConfig
+from replicast.sim.engine.stepwise.block_pool import BlockPool
+from replicast.sim.engine.stepwise.groups.full import CacheSettings, FullGroup, RequestBlocks, cdiv
+from replicast.sim.engine.stepwise.groups.lookup import Hit, PrefixLookup
+from replicast.sim.engine.stepwise.groups.mamba import AlignedMambaGroup, MambaGroup
+from replicast.sim.engine.stepwise.groups.window import WindowGroup
+from replicast.sim.kv_groups import KVGroup, hash_block_size, scheduler_block_size
 
-from replicast.sim.engine.stepwise.block_hash import BlockHashes
-
-NULL_BLOCK = 0
-
-
-def cdiv(a: int, b: int) -> int:
-    """`a / b` rounded up."""
-    return -(-a // b)
-
-
-class BlockPool:
-    """All blocks of one engine: reference counts, hashes and the free queue."""
-
-    def __init__(self, num_gpu_blocks: int) -> None:
-        self.ref_cnt = [0] * num_gpu_blocks
-        self.block_hash: list[int | None] = [None] * num_gpu_blocks
-        self.free_queue: OrderedDict[int, None] = OrderedDict.fromkeys(range(NULL_BLOCK + 1, num_gpu_blocks))
-        self._cached: dict[int, list[int]] = {}  # hash -> blocks, first published first
-
-    @property
-    def num_free_blocks(self) -> int:
-        """Blocks nobody holds, cached ones included."""
-        return len(self.free_queue)
-
-    def cached_block(self, block_hash: int) -> int | None:
-        """The block a look-up of `block_hash` finds."""
-        blocks = self._cached.get(block_hash)
-        return blocks[0] if blocks else None
-
-    def take(self, num_blocks: int) -> list[int]:
-        """New blocks from the head of the free queue; what they cached is lost."""
-        blocks = [self.free_queue.popitem(last=False)[0] for _ in range(num_blocks)]
-        for block in blocks:
-            self._evict(block)
-            self.ref_cnt[block] = 1
-        return blocks
-
-    def touch(self, blocks: Iterable[int]) -> None:
-        """Hold cached blocks, so that they cannot be taken."""
-        for block in blocks:
-            if self.ref_cnt[block] == 0:
-                del self.free_queue[block]
-            self.ref_cnt[block] += 1
-
-    def free(self, blocks: list[int]) -> None:
-        """Let go of a request's blocks, given first to last (rule 5)."""
-        unhashed: list[int] = []
-        for block in reversed(blocks):
-            self.ref_cnt[block] -= 1
-            if self.ref_cnt[block]:
-                continue
-            if self.block_hash[block] is None:
-                unhashed.append(block)
-            else:
-                self.free_queue[block] = None
-        for block in reversed(unhashed):
-            self.free_queue[block] = None
-            self.free_queue.move_to_end(block, last=False)
-
-    def publish(self, block: int, block_hash: int) -> None:
-        """Let look-ups of `block_hash` find `block`."""
-        self.block_hash[block] = block_hash
-        self._cached.setdefault(block_hash, []).append(block)
-
-    def _evict(self, block: int) -> None:
-        block_hash = self.block_hash[block]
-        if block_hash is None:
-            return
-        self.block_hash[block] = None
-        blocks = self._cached[block_hash]
-        blocks.remove(block)
-        if not blocks:
-            del self._cached[block_hash]
-
-
-class RequestBlocks:
-    """The blocks of one request, in order, of which the first `num_published` carry their hash."""
-
-    __slots__ = ("block_ids", "hashes", "num_published")
-
-    def __init__(self, hashes: BlockHashes) -> None:
-        self.hashes = hashes
-        self.block_ids: list[int] = []
-        self.num_published = 0
+__all__ = ["BlockPool", "Hit", "KVCacheManager", "RequestBlocks", "cdiv"]
 
 
 class KVCacheManager:
@@ -120,14 +36,51 @@ class KVCacheManager:
         enable_caching: bool,
         watermark: float,
         num_lookahead_tokens: int,
+        *,
+        kv_groups: tuple[KVGroup, ...] | None = None,
+        is_25: bool = False,
+        max_in_flight_tokens: int = 0,
+        retention_interval: int | None = 0,
     ) -> None:
-        self.pool = BlockPool(num_gpu_blocks)
-        self.block_size = block_size
+        kv_groups = kv_groups or (KVGroup("full", block_size),)
+        settings = CacheSettings(
+            is_25,
+            scheduler_block_size(kv_groups),
+            hash_block_size(kv_groups, enable_caching),
+            max_model_len,
+            max_in_flight_tokens,
+            None if is_25 else retention_interval,
+        )
+        self.pool = BlockPool(num_gpu_blocks, len(kv_groups))
+        self.groups = [_make(group, i, self.pool, settings) for i, group in enumerate(kv_groups)]
         self.max_model_len = max_model_len
         self.enable_caching = enable_caching
         self.num_lookahead_tokens = num_lookahead_tokens
+        self._lookup = PrefixLookup(self.groups, is_25)
+        self._is_25 = is_25
+        # With one group every token counts, with several a hit cannot end elsewhere.
+        self._published_unit = settings.alignment if len(kv_groups) > 1 else 1
         self._num_usable_blocks = num_gpu_blocks - 1
         self._watermark_blocks = int(watermark * num_gpu_blocks)
+        self._no_hit = Hit(tuple([] for _ in kv_groups), 0, 0)
+
+    @classmethod
+    def of(cls, config: EngineConfig) -> KVCacheManager:
+        """The manager of an engine."""
+        is_25 = config.rules == "0.25.1"
+        batches_in_flight = 2 if config.async_scheduling and not is_25 else 1
+        return cls(
+            config.num_gpu_blocks,
+            config.block_size,
+            config.max_model_len,
+            config.enable_prefix_caching,
+            config.watermark,
+            config.num_lookahead_tokens,
+            kv_groups=config.kv_groups,
+            is_25=is_25,
+            max_in_flight_tokens=config.max_num_batched_tokens * batches_in_flight,
+            retention_interval=config.prefix_cache_retention_interval,
+        )
 
     @property
     def usage(self) -> float:
@@ -136,75 +89,96 @@ class KVCacheManager:
             return 0.0
         return 1.0 - self.pool.num_free_blocks / self._num_usable_blocks
 
-    def get_computed_blocks(self, held: RequestBlocks, num_tokens: int) -> list[int]:
-        """The cached blocks that `num_tokens` tokens start with (rule 4)."""
-        if not self.enable_caching:
-            return []
-        blocks: list[int] = []
-        most = (num_tokens - 1) // self.block_size
-        for block_hash in held.hashes.first(most)[:most]:
-            block = self.pool.cached_block(block_hash)
-            if block is None:
-                break
-            blocks.append(block)
-        return blocks
+    def new_step_starts(self) -> None:
+        """A schedule() call begins."""
+        for group in self.groups:
+            group.new_step_starts()
 
-    def allocate_slots(self, held: RequestBlocks, num_computed: int, num_new: int, num_tokens: int) -> bool:
-        """Blocks for `num_new` tokens of a running request that knows `num_tokens`; False: no room."""
-        need = self._blocks_for(num_computed + num_new) - len(held.block_ids)
+    def get_computed_blocks(self, held: RequestBlocks, num_tokens: int) -> Hit:
+        """The cached blocks that `num_tokens` tokens start with (rule 2)."""
+        if not self.enable_caching:
+            return self._no_hit
+        hit = self._lookup.find(held.hashes, num_tokens - 1)
+        held.shared_prefix_boundary = hit.longest if hit.longest > hit.num_tokens else 0
+        return hit
+
+    def allocate_slots(
+        self, held: RequestBlocks, num_computed: int, num_new: int, num_tokens: int, num_in_flight: int = 0
+    ) -> bool:
+        """Blocks for `num_new` tokens of a running request that knows `num_tokens`; False: no room.
+
+        What left its windows is freed in any case: 0.25 counts from the tokens scheduled before,
+        0.33 from those of them no longer in flight.
+        """
+        processed = num_computed if self._is_25 else max(num_computed - num_in_flight, 0)
+        total = num_computed + num_new
+        slots = self._slots(total)
+        need = 0
+        for group, blocks in zip(self.groups, held.groups, strict=True):
+            group.drop_skipped(blocks, processed)
+            need += group.num_to_take(blocks, total, slots)
         if need > self.pool.num_free_blocks:
             return False
-        if need > 0:
-            held.block_ids += self.pool.take(need)
-        self.publish(held, min(num_computed + num_new, num_tokens))
+        for group, blocks in zip(self.groups, held.groups, strict=True):
+            group.take(blocks, total, slots)
+        self.publish(held, min(total, num_tokens))
         return True
 
     def admit(
         self,
         held: RequestBlocks,
-        hits: list[int],
+        hit: Hit,
         num_new: int,
         num_tokens: int,
         *,
         reserve_full_isl: bool,
         use_watermark: bool,
     ) -> bool:
-        """Blocks for a waiting request's first chunk after `hits`; False, and nothing changed: no room.
+        """Blocks for a waiting request's first chunk after `hit`; False, and nothing changed: no room.
 
-        With `reserve_full_isl` all `num_tokens` must fit now, though only the chunk is allocated.
+        With `reserve_full_isl` all `num_tokens` must fit now (rule 3).
         """
-        idle = sum(self.pool.ref_cnt[block] == 0 for block in hits)
-        spare = self.pool.num_free_blocks - idle
+        spare = self.pool.num_free_blocks
         if use_watermark:
             spare -= self._watermark_blocks
-        whole = max(cdiv(min(num_tokens, self.max_model_len), self.block_size) - len(hits), 0)
-        if reserve_full_isl and whole > spare:
+        num_hit = hit.num_tokens
+        whole = min(num_tokens, self.max_model_len)
+        hits = list(zip(self.groups, hit.blocks, strict=True))
+        if reserve_full_isl and sum(g.num_to_reserve(h, num_hit, whole) for g, h in hits) > spare:
             return False
-        num_computed = len(hits) * self.block_size
-        need = max(self._blocks_for(num_computed + num_new) - len(hits), 0)
-        if need > spare:
+        total = num_hit + num_new
+        slots = self._slots(total)
+        if sum(g.num_to_admit(h, num_hit, total, slots) for g, h in hits) > spare:
             return False
-        self.pool.touch(hits)
-        held.block_ids = hits + self.pool.take(need)
-        held.num_published = len(hits)
-        self.publish(held, min(num_computed + num_new, num_tokens))
+        if num_hit:
+            for (group, cached), blocks in zip(hits, held.groups, strict=True):
+                group.adopt(blocks, cached, num_hit)
+        for group, blocks in zip(self.groups, held.groups, strict=True):
+            group.take(blocks, total, slots)
+        self.publish(held, min(total, num_tokens))
         return True
 
     def publish(self, held: RequestBlocks, num_tokens: int) -> None:
-        """Give the blocks that `num_tokens` tokens fill their hashes (rule 3)."""
-        num_full = num_tokens // self.block_size
-        if not self.enable_caching or num_full <= held.num_published:
+        """Give the blocks that `num_tokens` tokens fill their hashes (rule 1)."""
+        if not self.enable_caching:
             return
-        hashes = held.hashes.first(num_full)
-        for index in range(held.num_published, num_full):
-            self.pool.publish(held.block_ids[index], hashes[index])
-        held.num_published = num_full
+        num_tokens -= num_tokens % self._published_unit
+        for group, blocks in zip(self.groups, held.groups, strict=True):
+            group.publish(blocks, held, num_tokens)
 
     def free(self, held: RequestBlocks) -> None:
         """Let go of all blocks of a request."""
-        self.pool.free(held.block_ids)
-        held.block_ids = []
-        held.num_published = 0
+        for group, blocks in zip(self.groups, held.groups, strict=True):
+            group.free(blocks)
 
-    def _blocks_for(self, num_tokens: int) -> int:
-        return cdiv(min(num_tokens + self.num_lookahead_tokens, self.max_model_len), self.block_size)
+    def _slots(self, num_tokens: int) -> int:
+        return min(num_tokens + self.num_lookahead_tokens, self.max_model_len)
+
+
+def _make(group: KVGroup, number: int, pool: BlockPool, settings: CacheSettings) -> FullGroup:
+    if group.kind == "sliding_window":
+        return WindowGroup(group, number, pool, settings)
+    if group.kind == "mamba":
+        aligned = group.mamba_cache_mode == "align"
+        return (AlignedMambaGroup if aligned else MambaGroup)(group, number, pool, settings)
+    return FullGroup(group, number, pool, settings)

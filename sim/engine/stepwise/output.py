@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple, cast
 from replicast.sim.config import EngineConfig
 from replicast.sim.engine.stepwise.block_hash import BlockHashes
 from replicast.sim.engine.stepwise.kv_cache import RequestBlocks
+from replicast.sim.kv_groups import KVGroup, hash_block_size
 from replicast.sim.request import Request
 
 Admission = Literal["new", "resumed"]
@@ -70,16 +71,18 @@ class SchedulingState:
 
 def new_state(request: Request, config: EngineConfig) -> SchedulingState:
     """The record of a request that enters the scheduler."""
+    groups = config.kv_groups or (KVGroup("full", config.block_size),)
     hashes = BlockHashes(
         request.prompt,
         request.output,
         request.max_tokens,
-        config.block_size,
+        hash_block_size(groups, config.enable_prefix_caching),
         private_stream=-1 - request.request_id,
     )
     # A request that will end by EOS was sent with a limit it does not reach.
     room = max(config.max_model_len - request.num_prompt_tokens, 1)
-    return SchedulingState(RequestBlocks(hashes), room if request.stops_at_eos else request.max_tokens)
+    blocks = RequestBlocks(hashes, request.num_prompt_tokens, len(groups))
+    return SchedulingState(blocks, room if request.stops_at_eos else request.max_tokens)
 
 
 def state_of(request: Request) -> SchedulingState:

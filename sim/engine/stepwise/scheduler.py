@@ -20,15 +20,14 @@ With async scheduling it runs one step late: each step in flight that samples le
 *placeholder*, so that the next step can be scheduled without knowing the token.
 
 Where the two versions differ, the line says so. Left out: LoRA, images, KV connectors, grammars,
-pipeline and data parallelism, hybrid models.
+pipeline and data parallelism.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
 from replicast.sim.config import EngineConfig
 from replicast.sim.engine import EngineStats
+from replicast.sim.engine.stepwise.chunks import aligned_chunk
 from replicast.sim.engine.stepwise.kv_cache import KVCacheManager
 from replicast.sim.engine.stepwise.output import (
     Admission,
@@ -40,32 +39,8 @@ from replicast.sim.engine.stepwise.output import (
     state_of,
 )
 from replicast.sim.engine.stepwise.request_queue import create_request_queue
+from replicast.sim.engine.stepwise.step import Step
 from replicast.sim.request import Request, RequestStatus
-
-
-@dataclass(slots=True)
-class _Step:
-    """A schedule() call under way."""
-
-    token_budget: int
-    long_prefill_token_threshold: int
-    defer_prefills: bool
-    rows: dict[int, ScheduledRow] = field(default_factory=dict)
-    preempted: list[Request] = field(default_factory=list)
-    prefill_was_running: bool = False
-    prefill_admitted: bool = False
-
-    def add(self, row: ScheduledRow) -> None:
-        self.rows[row.request.request_id] = row
-        self.token_budget -= row.num_scheduled_tokens
-
-    def drop(self, request: Request) -> bool:
-        """Take back a victim's row, if it has one."""
-        row = self.rows.pop(request.request_id, None)
-        if row is None:
-            return False
-        self.token_budget += row.num_scheduled_tokens
-        return True
 
 
 class Scheduler:
@@ -76,15 +51,11 @@ class Scheduler:
         self.stats = stats
         self.waiting = create_request_queue(config.scheduling_policy)
         self.running: list[Request] = []
-        self.kv_cache = KVCacheManager(
-            config.num_gpu_blocks,
-            config.block_size,
-            config.max_model_len,
-            config.enable_prefix_caching,
-            config.watermark,
-            config.num_lookahead_tokens,
-        )
         self._is_25 = config.rules == "0.25.1"
+        self.kv_cache = KVCacheManager.of(config)
+        self._aligns_chunks = any(
+            group.kind == "mamba" and group.mamba_cache_mode == "align" for group in config.kv_groups or ()
+        )
         # 0.33: the pace of `prefill_schedule_interval`.
         self._num_executed_steps = 0
         self._last_prefill_step = -config.prefill_schedule_interval
@@ -115,6 +86,7 @@ class Scheduler:
 
     def schedule(self) -> SchedulerOutput:
         """The next step."""
+        self.kv_cache.new_step_starts()
         step = self._new_step()
         self._schedule_running(step)
         if not step.preempted:
@@ -123,7 +95,7 @@ class Scheduler:
         self._keep_prefill_pace(step)
         return SchedulerOutput(rows, step.preempted)
 
-    def _new_step(self) -> _Step:
+    def _new_step(self) -> Step:
         config = self.config
         threshold = config.long_prefill_token_threshold
         if threshold and not self._is_25:
@@ -133,13 +105,13 @@ class Scheduler:
             elif config.long_prefill_token_threshold_adaptive:
                 threshold = max(threshold, config.max_num_batched_tokens // num_requests)
         budget = config.max_num_scheduled_tokens
-        return _Step(
+        return Step(
             token_budget=config.max_num_batched_tokens if budget is None else budget,
             long_prefill_token_threshold=threshold,
             defer_prefills=self._must_defer_prefills(),
         )
 
-    def _schedule_running(self, step: _Step) -> None:
+    def _schedule_running(self, step: Step) -> None:
         index = 0
         while index < len(self.running) and step.token_budget > 0:
             request = self.running[index]
@@ -149,7 +121,11 @@ class Scheduler:
                 continue
             state = state_of(request)
             while not self.kv_cache.allocate_slots(
-                state.blocks, request.num_computed_tokens, num_new, request.num_tokens
+                state.blocks,
+                request.num_computed_tokens,
+                num_new,
+                request.num_tokens,
+                state.num_in_flight_tokens,
             ):
                 index = self._preempt_one(step, index)
                 if request.status == RequestStatus.PREEMPTED:
@@ -161,7 +137,7 @@ class Scheduler:
             self._schedule_one_running(step, request, state, num_new)
             index += 1
 
-    def _num_new_tokens(self, request: Request, step: _Step) -> int:
+    def _num_new_tokens(self, request: Request, step: Step) -> int:
         state = state_of(request)
         computed, placeholders = request.num_computed_tokens, state.num_output_placeholders
         if placeholders and computed + 2 - placeholders >= request.num_prompt_tokens + state.max_tokens:
@@ -171,10 +147,11 @@ class Scheduler:
         num_new = request.num_tokens + state.num_draft_tokens + placeholders - computed
         if 0 < step.long_prefill_token_threshold < num_new:
             num_new = step.long_prefill_token_threshold
-        return min(num_new, step.token_budget, self.config.max_model_len - computed - 1)
+        num_new = min(num_new, step.token_budget, self.config.max_model_len - computed - 1)
+        return self._aligned(request, computed, num_new, admission=False)
 
     def _schedule_one_running(
-        self, step: _Step, request: Request, state: SchedulingState, num_new: int
+        self, step: Step, request: Request, state: SchedulingState, num_new: int
     ) -> None:
         computed = request.num_computed_tokens
         past_known = num_new + computed - request.num_tokens - state.num_output_placeholders
@@ -183,7 +160,7 @@ class Scheduler:
         step.prefill_was_running |= state.is_prefill_chunk
         step.add(ScheduledRow(request, num_new, computed, request.num_tokens, num_drafts, 0, None))
 
-    def _preempt_one(self, step: _Step, index: int) -> int:
+    def _preempt_one(self, step: Step, index: int) -> int:
         """Preempt a victim while `running[index]` asks for blocks; the asker's index afterwards."""
         if self.config.scheduling_policy == "priority":
             victim = max(self.running, key=lambda r: (r.priority, r.arrival_tick))
@@ -212,14 +189,14 @@ class Scheduler:
         self.waiting.prepend(request)
         self.stats.num_preemptions += 1
 
-    def _schedule_waiting(self, step: _Step) -> None:
+    def _schedule_waiting(self, step: Step) -> None:
         seats = self.config.max_num_active_seqs or self.config.max_num_seqs
         while len(self.waiting) and step.token_budget > 0 and len(self.running) < seats:
             request = self.waiting.peek()
             state = state_of(request)
             assert not state.num_stale_output_tokens, "two steps in flight deliver before the next call"
-            hits = self.kv_cache.get_computed_blocks(state.blocks, request.num_tokens)
-            num_hit_tokens = len(hits) * self.config.block_size
+            hit = self.kv_cache.get_computed_blocks(state.blocks, request.num_tokens)
+            num_hit_tokens = hit.num_tokens
             if self._is_25:
                 self._count_look_up(request, num_hit_tokens)
             if step.defer_prefills and num_hit_tokens < request.num_tokens - 1:
@@ -230,7 +207,7 @@ class Scheduler:
             num_new, num_drafts = chunk
             if not self.kv_cache.admit(
                 state.blocks,
-                hits,
+                hit,
                 num_new,
                 request.num_tokens,
                 reserve_full_isl=self.config.scheduler_reserve_full_isl,
@@ -247,7 +224,7 @@ class Scheduler:
         if not step.defer_prefills:
             self._prefill_capacity_bound = len(self.waiting) > 0
 
-    def _first_chunk(self, request: Request, num_hit_tokens: int, step: _Step) -> tuple[int, int] | None:
+    def _first_chunk(self, request: Request, num_hit_tokens: int, step: Step) -> tuple[int, int] | None:
         """(tokens, drafts) of a waiting request's first step; None if it must not start now."""
         num_new, num_drafts = request.num_tokens - num_hit_tokens, 0
         if num_new == 1 and self._pads_decode(step, num_hit_tokens):
@@ -265,9 +242,25 @@ class Scheduler:
             num_new = step.long_prefill_token_threshold
         if not self.config.enable_chunked_prefill and num_new > step.token_budget:
             return None
-        return min(num_new, step.token_budget), num_drafts
+        num_new = self._aligned(request, num_hit_tokens, min(num_new, step.token_budget), admission=True)
+        if num_drafts and num_new != 1 + num_drafts and not self._is_25:
+            num_new, num_drafts = 1, 0  # cut padding is worth nothing
+        return (num_new, num_drafts) if num_new else None
 
-    def _pads_decode(self, step: _Step, num_hit_tokens: int) -> bool:
+    def _aligned(self, request: Request, start: int, num_new: int, *, admission: bool) -> int:
+        if not self._aligns_chunks:
+            return num_new
+        return aligned_chunk(
+            self.config,
+            request.num_prompt_tokens,
+            request.num_tokens,
+            start,
+            num_new,
+            state_of(request).blocks.shared_prefix_boundary,
+            admission=admission,
+        )
+
+    def _pads_decode(self, step: Step, num_hit_tokens: int) -> bool:
         """Speculation pads a one-token admission, so that a step of decodes stays uniform."""
         if not self.config.num_speculative_tokens or step.prefill_was_running:
             return False
@@ -390,7 +383,7 @@ class Scheduler:
             and any(not state_of(request).is_prefill_chunk for request in self.running)
         )
 
-    def _keep_prefill_pace(self, step: _Step) -> None:
+    def _keep_prefill_pace(self, step: Step) -> None:
         if step.rows:
             self._num_executed_steps += 1
         if step.prefill_was_running or step.prefill_admitted:

@@ -49,8 +49,8 @@ class SteppedEngine(Protocol):
     def update(self, output: SchedulerOutput) -> list[RequestOutput]:
         """What that step delivers."""
 
-    def block_ids(self, request: Request) -> list[int]:
-        """Blocks of a running request, in order."""
+    def block_ids(self, request: Request) -> list[int] | list[list[int]]:
+        """Blocks of a running request, in order; by group where there are several."""
 
     def free_queue(self) -> list[int]:
         """Free blocks, the next to be taken first."""
@@ -100,8 +100,9 @@ class Stepwise:
         self.num_untold += sum(one.finished for one in delivered)
         return delivered
 
-    def block_ids(self, request: Request) -> list[int]:
-        return list(state_of(request).blocks.block_ids)
+    def block_ids(self, request: Request) -> list[int] | list[list[int]]:
+        groups = [list(group.block_ids) for group in state_of(request).blocks.groups]
+        return groups[0] if len(groups) == 1 else groups
 
     def free_queue(self) -> list[int]:
         return list(self._pool.free_queue)

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from replicast.sim.kv_groups import KVGroup, hash_block_size, scheduler_block_size
+
 from .scenario import Json, RequestSpec, Scenario
 
 
 def header(scenario: Scenario) -> Json:
     """The first line."""
     config = scenario.config
+    groups = config.kv_groups or (KVGroup("full", config.block_size),)
     return {
         "kind": "header",
         "name": scenario.name,
         "about": scenario.about,
         "vllm": config.rules,
-        "scheduler_block_size": config.block_size,
-        "hash_block_size": config.block_size,
+        "scheduler_block_size": scheduler_block_size(groups),
+        "hash_block_size": hash_block_size(groups, config.enable_prefix_caching),
         "retention_interval": None,
         "scheduler_class": "AsyncScheduler" if config.async_scheduling else "Scheduler",
         "v2_model_runner": config.rules == "0.33.0",

@@ -14,6 +14,7 @@ from typing import Any, Literal, cast
 
 from replicast.sim.config import EngineConfig, Rules
 from replicast.sim.errors import InputError
+from replicast.sim.kv_groups import GroupKind, KVGroup, verify_groups
 from replicast.sim.workload import Content, Segment, join
 
 Json = dict[str, Any]
@@ -38,6 +39,7 @@ DEFAULTS: Mapping[str, Any] = {
     "scheduler_extra": {},
 }
 HYBRID_ONLY = ("retention_interval",)
+GROUP_KINDS: Mapping[str, GroupKind] = {"full": "full", "swa": "sliding_window", "mamba": "mamba"}
 
 # Fields of vLLM's SchedulerConfig that a scenario may set beyond the above.
 EXTRA_MODELLED: Mapping[Rules, tuple[str, ...]] = {
@@ -154,16 +156,12 @@ def _scenario(raw: Json, rules: Rules) -> Scenario:
 
 
 def _engine_config(given: Json, rules: Rules) -> EngineConfig:
-    if given["kv_groups"]:
-        raise InputError(
-            "hybrid models (`kv_groups`) are not modelled yet",
-            remedy="take a scenario with one full-attention KV group",
-        )
     unknown = [key for key in given if key not in DEFAULTS and key not in HYBRID_ONLY]
     if unknown:
         raise InputError(f"unknown configuration {', '.join(sorted(unknown))}")
     if given["policy"] not in ("fcfs", "priority"):
         raise InputError(f"`policy` is {given['policy']!r}, not fcfs or priority")
+    groups = _kv_groups(given)
     return EngineConfig(
         num_gpu_blocks=_positive(given, "num_gpu_blocks"),
         max_num_batched_tokens=_positive(given, "max_num_batched_tokens"),
@@ -181,8 +179,45 @@ def _engine_config(given: Json, rules: Rules) -> EngineConfig:
         spec_accept=tuple(int(accepted) for accepted in given["spec_accept"]) or (0,),
         num_lookahead_tokens=int(given["num_lookahead_tokens"]),
         rules=rules,
+        kv_groups=groups,
+        prefix_cache_retention_interval=_retention(given, rules),
         **_extra(given["scheduler_extra"], rules),
     )
+
+
+def _kv_groups(given: Json) -> tuple[KVGroup, ...] | None:
+    if not given["kv_groups"]:
+        return None
+    groups = tuple(_kv_group(entry, given["block_size"]) for entry in given["kv_groups"])
+    retention = given.get("retention_interval", "default")
+    verify_groups(
+        groups,
+        given["block_size"],
+        given["enable_prefix_caching"],
+        0 if retention == "default" else retention,
+    )
+    return groups
+
+
+def _kv_group(entry: Json, block_size: int) -> KVGroup:
+    kind = entry["type"]
+    if kind not in GROUP_KINDS:
+        raise InputError(f"a KV group has the type {kind!r}, not {', '.join(GROUP_KINDS)}")
+    return KVGroup(
+        GROUP_KINDS[kind],
+        int(entry.get("block_size", block_size)),
+        sliding_window=int(entry["window"]) if kind == "swa" else None,
+        mamba_cache_mode=entry.get("mode", "align") if kind == "mamba" else "align",
+        num_speculative_blocks=int(entry.get("spec_blocks", 0)) if kind == "mamba" else 0,
+    )
+
+
+def _retention(given: Json, rules: Rules) -> int | None:
+    """0.25 has no such setting and keeps all."""
+    interval = given.get("retention_interval", "default")
+    if rules == "0.25.1":
+        return None
+    return 0 if interval == "default" else cast("int | None", interval)
 
 
 def _positive(given: Json, key: str) -> int:

@@ -1,0 +1,50 @@
+"""What vLLM asks of a hybrid model's settings before it starts."""
+
+from __future__ import annotations
+
+from replicast.sim.config import EngineConfig, Rules
+from replicast.sim.errors import InputError
+from replicast.sim.kv_groups import KVGroup, num_blocks_needed, verify_groups
+
+
+def verify_hybrid(c: EngineConfig, groups: tuple[KVGroup, ...]) -> None:
+    """Refuse what vLLM refuses to boot with these groups."""
+    verify_groups(groups, c.block_size, c.enable_prefix_caching, c.prefix_cache_retention_interval)
+    in_flight = c.max_num_batched_tokens * (2 if c.async_scheduling and c.rules != "0.25.1" else 1)
+    needed = sum(num_blocks_needed(group, c.max_model_len, in_flight) for group in groups)
+    if needed > c.num_usable_blocks:
+        raise InputError(
+            f"vLLM does not start: to serve at least one request with the model's max seq len "
+            f"({c.max_model_len}), {needed} blocks of KV cache are needed over all KV groups, which is "
+            f"larger than the available KV cache ({c.num_usable_blocks} blocks).",
+            remedy="Decrease --max-model-len, or give a larger KV pool.",
+        )
+    wide = max(
+        (g.block_size for g in groups if g.kind == "mamba" and g.mamba_cache_mode == "align"), default=0
+    )
+    if c.rules == "0.25.1" and wide > c.max_num_batched_tokens:
+        raise InputError(
+            f"vLLM does not start: in mamba cache align mode, block_size ({wide}) must be at most "
+            f"max_num_batched_tokens ({c.max_num_batched_tokens})."
+        )
+    if c.rules == "0.25.1" and wide > c.long_prefill_token_threshold > 0:
+        raise InputError(
+            f"vLLM does not start: in mamba cache align mode, long_prefill_token_threshold "
+            f"({c.long_prefill_token_threshold}) must be at least block_size ({wide})."
+        )
+
+
+def parse_retention(text: str | None, rules: Rules, groups: tuple[KVGroup, ...] | None) -> int | None:
+    """The retention interval in tokens: None keeps all, 0 only prompt ends and junctions."""
+    if text is None:
+        return None if rules == "0.25.1" else 0
+    if rules == "0.25.1" or groups is None:
+        raise InputError(
+            "prefix_cache_retention_interval is for hybrid models from vLLM 0.33 on",
+            remedy="Leave it out, or give --kv-groups and --vllm-version 0.33.0.",
+        )
+    if text == "dense":
+        return None
+    if not text.isascii() or not text.isdigit():
+        raise InputError(f"prefix_cache_retention_interval is {text!r}, must be dense or a number of tokens")
+    return int(text)
