@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -151,3 +152,40 @@ def test_ctrl_c_ends_with_130_and_no_traceback(tmp_path: Path) -> None:
         assert "Traceback" not in stderr
         assert child.returncode == 130, stderr
         assert not out.exists()
+
+
+def test_links_in_a_circle_and_named_pipes(tmp_path: Path) -> None:
+    (tmp_path / "one").symlink_to(tmp_path / "two")
+    (tmp_path / "two").symlink_to(tmp_path / "one")
+    assert "cannot be read" in fails("replay", tmp_path / "one", *PROFILE)
+    os.mkfifo(tmp_path / "pipe.jsonl")
+    assert "named pipe" in fails("trace", "show", tmp_path / "pipe.jsonl")
+
+
+@pytest.mark.parametrize("option", ["--horizon", "--warmup", "--cooldown", "--stagger", "--think-cap"])
+def test_times_beyond_all_measure(tmp_path: Path, option: str) -> None:
+    said = fails("replay", trace(tmp_path, row(0)), *PROFILE, option, "1e300")
+    assert "0 to 1e+09 s" in said
+
+
+@pytest.mark.parametrize("option", [("--replicas", "9" * 5000), ("--task-tokens", "9" * 5000 + ":1")])
+def test_numbers_too_long_to_convert(tmp_path: Path, option: tuple[str, str]) -> None:
+    fails("replay", trace(tmp_path, row(0)), *PROFILE, *option, code=2)
+
+
+def test_damaged_gzip_names_its_line(tmp_path: Path) -> None:
+    whole = trace(tmp_path, *(row(turn) for turn in range(500))).read_bytes()
+    path = tmp_path / "cut.jsonl.gz"
+    path.write_bytes(gzip.compress(whole, compresslevel=0)[:20_000])
+    line = whole[:19_990].count(b"\n")
+    said = fails("replay", path, *PROFILE)
+    assert any(f"cut.jsonl.gz:{near}:" in said for near in range(line - 60, line + 3)), said
+
+
+def test_a_folder_already_given_as_files(tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    path = trace(folder, row(0))
+    done = CliRunner().invoke(main, ["trace", "show", str(path), str(folder)])
+    assert done.exit_code == 0, done.output
+    assert "given twice" in done.output

@@ -29,6 +29,8 @@ class FileBytes(NamedTuple):
 def read_file(path: Path, *, salvage: bool = False) -> FileBytes:
     """The file, unpacked where it is gzip; `salvage` keeps what a broken gzip stream still gives."""
     try:
+        if path.is_fifo() and not str(path).startswith(("/dev/", "/proc/")):  # the shell's <(…) is fine
+            raise OSError(0, "it is a named pipe, and who waits for it may wait for ever")
         raw = path.read_bytes()
     except (OSError, ValueError) as error:
         raise InputError(
@@ -43,9 +45,10 @@ def read_file(path: Path, *, salvage: bool = False) -> FileBytes:
             raw = gzip.decompress(raw)
         except (EOFError, OSError, zlib.error) as error:
             if not salvage:
+                line = _salvage(raw).count(b"\n") + 1
                 raise InputError(
-                    "the gzip stream is truncated or damaged",
-                    where=str(path),
+                    f"the gzip stream is truncated or damaged in line {line}",
+                    where=f"{path}:{line}",
                     remedy="Fetch the file again, or pass --skip-bad-rows to use the rows before the damage.",
                 ) from error
             raw, damaged = _salvage(raw), True

@@ -7,6 +7,7 @@ give the same sessions.
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -210,19 +211,21 @@ def _gather(
             members, is_folder = [path], False
         else:
             members, is_folder = _members(path), True
-        before = len(files)
+        before, twice = len(files), 0
         for member in members:
-            if member.resolve() in seen:
-                report.notes.append(f"{member} was given twice and is read once")
-                continue
-            seen[member.resolve()] = None
             file = read_file(member, salvage=salvage)
+            place = member.resolve()
+            if place in seen:
+                report.notes.append(f"{member} was given twice and is read once")
+                twice += 1
+                continue
+            seen[place] = None
             known = detect(file)
             if is_folder and (known is None or (format is not None and known != format)):
                 others += 1
                 continue
             files.append((file, known if is_folder and known is not None else _expected(file, known, format)))
-        if is_folder and len(files) == before:
+        if is_folder and len(files) == before and not twice:
             raise _no_transcripts(path, format)
     if others:
         report.notes.append(f"{others} other files in the folders were left out")
@@ -238,13 +241,20 @@ def _gather(
 
 def _members(folder: Path) -> list[Path]:
     """Files below `folder` that may be traces, in the order of their names."""
-    try:
-        found = [path for path in folder.rglob("*") if path.name.endswith(_SUFFIXES) and path.is_file()]
-    except OSError as error:
+
+    def refused(error: OSError) -> None:
         raise InputError(
-            f"cannot be read: {error.strerror or error}", where=str(folder), remedy="Check its permissions."
+            f"cannot be read: {error.strerror or error}",
+            where=str(error.filename or folder),
+            remedy="Check the permissions of the folder.",
         ) from error
-    return sorted(path for path in found if not path.name.endswith(".meta.json"))
+
+    found = [Path(where, name) for where, _, names in os.walk(folder, onerror=refused) for name in names]
+    return sorted(
+        path
+        for path in found
+        if path.name.endswith(_SUFFIXES) and not path.name.endswith(".meta.json") and path.is_file()
+    )
 
 
 def _no_transcripts(folder: Path, format: str | None) -> InputError:

@@ -21,6 +21,7 @@ from replicast.sim.workload import Session
 
 SPLIT_WEIGHT = 0.25
 SECONDS_PER_HOUR = 3600.0
+_MOST_DIGITS = 15  # of a task's tokens: exact as a float
 
 
 class SplitPrice(NamedTuple):
@@ -100,7 +101,7 @@ def parse_task(text: str) -> Task:
     parts = text.replace("_", "").split(":")
     if (
         len(parts) != 2
-        or not all(p.isascii() and p.isdigit() for p in parts)
+        or not all(p.isascii() and p.isdigit() and len(p) <= _MOST_DIGITS for p in parts)
         or int(parts[0]) + int(parts[1]) < 1
     ):
         raise InputError(
