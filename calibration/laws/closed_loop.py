@@ -61,24 +61,25 @@ def closed_loop(case: Case) -> Answer:
         and (mean := in_system(level)) is not None
         and (peak := peak_in_system(level)) is not None
     ]
-    if not held:
-        return Answer()
     findings: list[Finding] = []
     stale = _does_not_grow(case, held)
     findings += stale
     if case.parallel_per_session is not None:
-        findings += _beyond(case, held, case.parallel_per_session)
-    elif not stale:
+        findings += _beyond(case, case.parallel_per_session)
+    elif held and not stale:
         findings += _stands_out(case, held)
         findings += _inferred(case, held)
     findings += _carried_over(case, held)
-    return Answer(tuple(findings), (_row(case, held),))
+    return Answer(tuple(findings), (_row(case),))
 
 
-def _row(case: Case, held: list[_Held]) -> Row:
-    cells = ["-"] * len(case.levels)
-    for one in held:
-        cells[one.at] = show(one.mean)
+def _row(case: Case) -> Row:
+    cells = []
+    for level in case.levels:
+        mean, peak = in_system(level), peak_in_system(level)
+        cells.append(
+            show(mean) if mean is not None else f"{show(peak.low)} peak" if peak is not None else "-"
+        )
     p = case.parallel_per_session
     law = (
         f"closed loop: at most c x {p} requests can wait or run"
@@ -139,33 +140,35 @@ def _exponent(held: list[_Held]) -> tuple[float, float]:
     return slope, 1.0 / sqrt(spread)
 
 
-def _beyond(case: Case, held: list[_Held], p: int) -> list[Finding]:
+def _beyond(case: Case, p: int) -> list[Finding]:
     findings = []
-    for one in held:
-        bound = one.concurrency * p
-        most = max(one.peak.low, one.mean)
+    for at, level in enumerate(case.levels):
+        mean, peak = in_system(level), peak_in_system(level)
+        if not level.concurrency or peak is None:
+            continue
+        bound, replaced = level.concurrency * p, (level.concurrency + 1) * p
+        most = max(peak.low, mean or 0.0)
         if most <= bound:
             continue
-        replaced = (one.concurrency + 1) * p
-        series = in_system_at(case.levels[one.at])
+        series = in_system_at(level)
         often = sum(n > bound for _, n in series) / len(series) if series else None
         # Clients are replaced one by one: a bound that is passed for long is not that.
-        fail = one.mean > bound or most > replaced or (often is not None and often > 0.05)
+        fail = (mean or 0.0) > bound or most > replaced or (often is not None and often > 0.05)
         findings.append(
             Finding(
                 LAW,
                 CHECK,
                 "fail" if fail else "warn",
-                f"{show(most)} requests in the system, {one.concurrency} sessions x {p} can have {bound} "
+                f"{show(most)} requests in the system, {level.concurrency} sessions x {p} can have {bound} "
                 f"(--parallel-per-session {p})",
                 (
-                    ("in_system_peak", one.peak.low),
-                    ("in_system_mean", one.mean),
+                    ("in_system_peak", peak.low),
+                    ("in_system_mean", mean),
                     ("bound", bound),
                     ("share_of_scrapes_above", often),
                 ),
                 STALE if fail else "A session that was being replaced may explain one request too many.",
-                one.at,
+                at,
             )
         )
     return findings

@@ -91,7 +91,24 @@ def peak_in_system(level: SweepLevel) -> Peak | None:
 def requests(level: SweepLevel) -> float | None:
     """Requests that got a first token, or finished ones; None where the source does not count them."""
     ttft = level.ttft.count if level.ttft is not None else None
-    return next((n for n in (level.first_tokens, ttft, level.requests_finished) if n is not None), None)
+    counted = next((n for n in (level.first_tokens, ttft, level.requests_finished) if n is not None), None)
+    prompt = mean_of(level.prompt_per_request)
+    return level.prompt_tokens / prompt if counted is None and level.prompt_tokens and prompt else counted
+
+
+def prompt_length(level: SweepLevel) -> float | None:
+    """Mean prompt of a request."""
+    count = requests(level)
+    return level.prompt_tokens / count if level.prompt_tokens and count else None
+
+
+def alive(level: SweepLevel) -> float:
+    """Requests in the system: their mean in load, the peak where no mean is known, at least one a session."""
+    peak = peak_in_system(level)
+    held = in_system(level)
+    if held is None:
+        held = peak.low if peak is not None else 0.0
+    return max(held, float(level.concurrency or 1))
 
 
 def rate_noise(level: SweepLevel) -> float:

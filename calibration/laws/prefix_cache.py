@@ -12,12 +12,22 @@ KV transfer or grammar: budget, seats and blocks alike.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from math import log
 
-from replicast.calibration.laws.cache_causes import CAUSES, CacheLoad, hit_rate
-from replicast.calibration.laws.figures import FAIL_SD, NOISE, WARN_SD, in_load, in_system, kv_full, requests
+from replicast.calibration.laws.cache_causes import CAUSES, CacheLoad, Cause, hit_rate
+from replicast.calibration.laws.figures import (
+    FAIL_SD,
+    NOISE,
+    WARN_SD,
+    alive,
+    in_load,
+    kv_full,
+    prompt_length,
+    requests,
+)
 from replicast.calibration.laws.findings import Answer, Case, Finding, Row, Severity, label, listed, show
-from replicast.calibration.sweep import Given, SweepLevel
+from replicast.calibration.sweep import Gauge, Given, SweepLevel
 
 LAW = 10
 CHECK = "hit rate"
@@ -40,8 +50,9 @@ EXCLUDES = {
 def prefix_cache(case: Case) -> Answer:
     """Findings on hit rates, and what KV usage does not say."""
     pool = pool_tokens(case.sweep.given)
-    findings = [*_off(case), *_usage(case), *_reasons(case)]
-    if not any(finding.severity != "note" for finding in findings):
+    off = _off(case)
+    findings = [*off, *_usage(case), *_reasons(case)]
+    if not off:
         lost = [at for at, level in enumerate(case.levels) if _lost(level)]
         fell = [at for at, level in enumerate(case.levels) if at not in lost and _fell(case, level, pool)]
         if lost:
@@ -50,7 +61,7 @@ def prefix_cache(case: Case) -> Answer:
             findings.append(_causes(case, fell, pool, "note"))
     hits = [level.hit_rate for level in case.levels]
     prompted = any(level.prompt_tokens_per_s for level in case.levels)
-    if prompted and all(hit is None for hit in hits) and not any(f.severity != "note" for f in findings):
+    if prompted and all(hit is None for hit in hits) and not off:
         text = (
             "cached tokens are not in this source: a cache that is off, evicted or never hit would not show"
         )
@@ -146,18 +157,12 @@ def _fell(case: Case, level: SweepLevel, pool: float | None) -> bool:
 
 def _live_tokens(level: SweepLevel) -> float | None:
     """Contexts of all live sessions, if each stays in the cache between its turns."""
-    prompt = _prompt_tokens(level)
-    alive = max(in_system(level) or 0.0, float(level.concurrency or 1))
-    return alive * prompt if prompt is not None else None
-
-
-def _prompt_tokens(level: SweepLevel) -> float | None:
-    count = requests(level)
-    return level.prompt_tokens / count if level.prompt_tokens and count else None
+    prompt = prompt_length(level)
+    return alive(level) * prompt if prompt is not None else None
 
 
 def _causes(case: Case, low: list[int], pool: float | None, severity: Severity) -> Finding:
-    levels = [level for level in case.levels if level.hit_rate is not None and _prompt_tokens(level)]
+    levels = [level for level in case.levels if level.hit_rate is not None and prompt_length(level)]
     worst = min((case.levels[at] for at in low), key=lambda level: level.hit_rate or 0.0)
     fits, excluded = [], []
     evidence: list[tuple[str, float | int | str | None]] = [
@@ -208,12 +213,14 @@ def _remedy(fits: list[str], pool: float | None) -> str:
     return "To decide: " + "; ".join(f"{name} is excluded by {EXCLUDES[name]}" for name in names)
 
 
-def _simulated(case: Case, cause: str, level: SweepLevel, pool: float | None) -> float:
-    sessions = max(round(in_system(level) or 0.0), level.concurrency or 1)
-    count, prompt = requests(level) or 1.0, _prompt_tokens(level) or 1.0
-    turns = max(round(count / sessions), 1)
+def _simulated(case: Case, cause: Cause, level: SweepLevel, pool: float | None) -> float:
+    """Hit rate of the level's sessions under one cause; whatever is alive competes for the pool."""
+    own = level.concurrency or max(round(alive(level)), 1)
+    sessions = max(round(alive(level)), 1) if cause == "eviction" else own
+    count, prompt = requests(level) or 1.0, prompt_length(level) or 1.0
+    turns = max(round(count / own), 1)
     load = CacheLoad(sessions, turns, prompt, _new_tokens(case, prompt), pool, STATE_TOKENS)
-    return hit_rate(cause, load, _SEED)  # type: ignore[arg-type]
+    return hit_rate(cause, load, _SEED)
 
 
 def _new_tokens(case: Case, prompt: float) -> float:
@@ -221,7 +228,7 @@ def _new_tokens(case: Case, prompt: float) -> float:
     at = case.index(1)
     alone = case.levels[at] if at is not None else None
     if alone is not None and (alone.hit_rate or 0.0) >= LOWEST_ALONE and (requests(alone) or 0) >= TURNS:
-        return (1.0 - (alone.hit_rate or 0.0)) * (_prompt_tokens(alone) or prompt)
+        return (1.0 - (alone.hit_rate or 0.0)) * (prompt_length(alone) or prompt)
     return TYPICAL_GROWTH * prompt
 
 
@@ -249,21 +256,52 @@ def _usage(case: Case) -> list[Finding]:
                 ),
             )
         )
-    usage = [in_load(level.kv_usage, level) or 0.0 for level in known]
-    falls = sum((b < a) - (b > a) for i, a in enumerate(usage) for b in usage[i + 1 :])
-    if len(known) > 2 and falls > 0 and len(known) * (len(known) - 1) // 2 == falls:
-        findings.append(
-            Finding(
-                LAW,
-                "KV usage",
-                "note",
-                f"KV usage falls from {100 * usage[0]:.0f}% to {100 * usage[-1]:.0f}% as sessions are "
-                "added: fewer or shorter requests run. It counts cached idle blocks as free, so it "
-                "excludes neither evictions nor waiting for blocks",
-                (("kv_usage_mean_first", usage[0]), ("kv_usage_mean_last", usage[-1])),
-            )
+    falls = _falls(case)
+    return [*findings, falls] if falls is not None else findings
+
+
+def _falls(case: Case) -> Finding | None:
+    """KV usage that falls from level to level: what it does and does not say."""
+    held = [
+        (usage, _size(level.waiting, level) or 0.0)
+        for level in case.levels
+        if level.concurrency and (usage := _size(level.kv_usage, level)) is not None
+    ]
+    if len(held) < 3 or any(b[0] >= a[0] for a, b in pairwise(held)):
+        return None
+    first, last = held[0], held[-1]
+    queued = all(b[1] > a[1] for a, b in pairwise(held))
+    text = f"KV usage falls from {100 * first[0]:.0f}% to {100 * last[0]:.0f}% as sessions are added"
+    evidence = (
+        ("kv_usage_first", first[0]),
+        ("kv_usage_last", last[0]),
+        ("waiting_first", first[1]),
+        ("waiting_last", last[1]),
+    )
+    if queued:
+        return Finding(
+            LAW,
+            "KV usage",
+            "warn",
+            f"{text} while the queue grows: live requests are not short of blocks, so look for work from "
+            "outside the levels. It excludes no evictions: cached idle blocks count as free",
+            evidence,
+            "Restart the server, run c=1 first, drain between levels.",
         )
-    return findings
+    return Finding(
+        LAW,
+        "KV usage",
+        "note",
+        f"{text}: fewer or shorter requests run. It counts cached idle blocks as free, so it excludes "
+        "neither evictions nor waiting for blocks",
+        evidence,
+    )
+
+
+def _size(gauge: Gauge | None, level: SweepLevel) -> float | None:
+    """Mean under load, else the peak."""
+    mean = in_load(gauge, level)
+    return mean if mean is not None else gauge.peak if gauge is not None else None
 
 
 def _reasons(case: Case) -> list[Finding]:
