@@ -189,3 +189,30 @@ def test_a_folder_already_given_as_files(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["trace", "show", str(path), str(folder)])
     assert done.exit_code == 0, done.output
     assert "given twice" in done.output
+
+
+def test_what_is_no_file_is_never_replaced(tmp_path: Path) -> None:
+    source, pipe, link = trace(tmp_path, row(0)), tmp_path / "pipe", tmp_path / "link.jsonl"
+    os.mkfifo(pipe)
+    held = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
+    try:
+        done = CliRunner().invoke(main, ["trace", "convert", str(source), "-o", str(pipe)])
+        assert done.exit_code == 0, done.output
+        assert os.read(held, 1 << 16).startswith(b'{"canon":1')
+    finally:
+        os.close(held)
+    assert pipe.is_fifo()
+    link.symlink_to(tmp_path / "target.jsonl")
+    assert CliRunner().invoke(main, ["trace", "convert", str(source), "-o", str(link)]).exit_code == 0
+    assert link.is_symlink()
+    assert (tmp_path / "target.jsonl").is_file()
+
+
+def test_a_folder_where_a_file_should_be_written(tmp_path: Path) -> None:
+    (tmp_path / "out" / "requests.csv").mkdir(parents=True)
+    done = CliRunner().invoke(
+        main, ["replay", str(trace(tmp_path, row(0))), *PROFILE, "--out", str(tmp_path / "out")]
+    )
+    assert done.exit_code == 1
+    assert "requests.csv: cannot be written: Is a directory" in done.stderr
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["requests.csv"]

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import gzip
 import hashlib
-import os
-import tempfile
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from replicast.sim.errors import InputError
+from replicast.sim.report.files import write_atomically
 
 GZIP_MAGIC = b"\x1f\x8b"
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -75,24 +74,11 @@ def numbered_lines(file: FileBytes) -> Iterator[tuple[int, bytes]]:
 
 
 def write_file(path: Path, data: bytes) -> None:
-    """Write `data` beside `path`, then rename; gzip with a fixed time stamp where it ends in `.gz`."""
+    """Write `data`, whole or not at all; gzip with a fixed time stamp where `path` ends in `.gz`."""
     if path.suffix == ".gz":
         data = gzip.compress(data, compresslevel=6, mtime=0)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        temporary = Path(name)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(data)
-            temporary.chmod(0o644)
-            temporary.replace(path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise InputError(
-            f"cannot be written: {error.strerror or error}",
-            where=str(path),
-            remedy="Choose another output path.",
-        ) from error
+
+    def write(to: Path) -> None:
+        to.write_bytes(data)
+
+    write_atomically(path, write, remedy="Choose another output path.")

@@ -34,16 +34,30 @@ def check_folder(folder: Path) -> None:
                 break
 
 
-def write_atomically(path: Path, write: Callable[[Path], None]) -> None:
-    """Call `write` with a temporary name beside `path`, then rename; a failure leaves nothing behind."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # The suffix stays last: writers choose a format by it.
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}.part{path.suffix}")
+def write_atomically(path: Path, write: Callable[[Path], None], remedy: str = REMEDY) -> None:
+    """Call `write` with a temporary name beside `path`, then rename; a failure leaves nothing behind.
+
+    Links stay links. What is no file (a device, a pipe) is written to, never replaced.
+    """
     try:
-        write(temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        if path.exists() and not path.is_file():
+            write(path)
+            return
+        path = Path(os.path.realpath(path))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # The suffix stays last: writers choose a format by it.
+        temporary = path.with_name(f".{path.stem}.{os.getpid()}.part{path.suffix}")
+        try:
+            write(temporary)
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except BrokenPipeError:
+        raise  # who read from it has gone: no fault
+    except OSError as error:
+        raise InputError(
+            f"cannot be written: {error.strerror or error}", where=str(path), remedy=remedy
+        ) from error
 
 
 def write_text(path: Path, text: str) -> None:
