@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from replicast.sim.workload import Segment, Session, Turn
@@ -54,11 +55,14 @@ class LevelLoad:
     expected_requests: float
 
 
-def draw_sessions(load: LevelLoad, seed: int, max_model_len: int) -> list[Session]:
+@lru_cache(maxsize=64)  # trials of step times meet the same loads again
+def draw_sessions(load: LevelLoad, seed: int, max_model_len: int) -> tuple[Session, ...]:
     """Sessions enough to keep all streams busy until the deadline."""
-    turns_cap = math.ceil(1.7 * load.expected_requests / load.streams) + 5
-    spares = math.ceil(1.7 * load.expected_requests / max(load.calls_per_session, 1.0)) + 2
-    return [_session(load, seed, index, turns_cap, max_model_len) for index in range(load.streams + spares)]
+    turns_cap = math.ceil(1.5 * load.expected_requests / load.streams) + 4
+    spares = math.ceil(1.5 * load.expected_requests / max(load.calls_per_session, 1.0)) + 2
+    return tuple(
+        _session(load, seed, index, turns_cap, max_model_len) for index in range(load.streams + spares)
+    )
 
 
 def _session(load: LevelLoad, seed: int, index: int, turns_cap: int, max_model_len: int) -> Session:
@@ -87,7 +91,7 @@ def _session(load: LevelLoad, seed: int, index: int, turns_cap: int, max_model_l
         new = prompt - shared
         if t:
             new = min(max(round(float(computed[t])), prompt - held, 1), new)
-        _keep(own, prompt - new - shared)
+        _keep(own, held - shared, prompt - new - shared)
         if own and own[-1].offset + own[-1].length == written:
             own[-1] = Segment(stream, own[-1].offset, own[-1].length + new)
         else:
@@ -111,12 +115,11 @@ def _session(load: LevelLoad, seed: int, index: int, turns_cap: int, max_model_l
     return Session(session_id=f"c{load.concurrency}-{index}", turns=tuple(made))
 
 
-def _keep(own: list[Segment], tokens: int) -> None:
-    """Cut `own` to its first `tokens`."""
-    total = sum(segment.length for segment in own)
+def _keep(own: list[Segment], total: int, tokens: int) -> None:
+    """Cut `own`, which holds `total` tokens, to its first `tokens`."""
     while total > tokens:
-        last = own.pop()
-        total -= last.length
+        stream, offset, length = own.pop()
+        total -= length
         if total < tokens:
-            own.append(last._replace(length=tokens - total))
+            own.append(Segment(stream, offset, tokens - total))
             return
