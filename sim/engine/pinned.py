@@ -2,7 +2,8 @@
 
 The first admission of a request with P prompt tokens hits floor(h x (P - 1) / B) x B tokens, whatever is
 cached, B the block size. Blocks for them are allocated like any others, so they occupy the pool and
-nothing is shared; content look-up is off, and a preempted request starts anew without hits.
+nothing is shared; content look-up is off, and a preempted request starts anew without hits. Hybrid models
+are run as one group of full attention.
 
 All that the engine knows of hits is `look_up` and `admit` of its cache, so a cache of another kind does it.
 """
@@ -84,7 +85,7 @@ def pinned_engines(rate: float) -> Callable[[EngineConfig, StepTime], Engine]:
         )
 
     def make(config: EngineConfig, step_time: StepTime) -> Engine:
-        engine = MacroEngine(replace(config, enable_prefix_caching=False), step_time)
+        engine = MacroEngine(replace(config, enable_prefix_caching=False, kv_groups=None), step_time)
         _replace_cache(engine, PinnedKVCache(config, rate))
         return engine
 
