@@ -22,7 +22,10 @@ VERSIONS: tuple[Rules, ...] = get_args(Rules)
 def recorded_pairs() -> list[object]:
     """(scenario, recording, version), one a recording."""
     pairs: list[object] = []
-    for folder, scenarios in ((HERE, HERE / "scenarios"), (HERE / "extra", HERE / "extra")):
+    for folder, scenarios in (
+        (HERE, HERE / "scenarios"),
+        *((HERE / name,) * 2 for name in ("extra", "hybrid")),
+    ):
         for version in VERSIONS:
             for steps in sorted((folder / f"golden-{version}").glob("*.steps.jsonl.gz")):
                 name = steps.name.removesuffix(".steps.jsonl.gz")
