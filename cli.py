@@ -1,28 +1,46 @@
 """The command line's entry: which commands there are, and how each of them may end.
 
 Exit codes: 0 done; 1 cannot run (bad data, unreadable file); 2 wrong usage; 3 ran, and the answer is
-no; 4 ran, inconclusive; 130 stopped by Ctrl-C. Results go to stdout, progress and warnings to stderr.
+no; 4 ran, inconclusive; 130 stopped by Ctrl-C, 143 by SIGTERM. Results go to stdout, progress and
+warnings to stderr.
 A command's file is loaded only when the command is named, or to list its help.
 """
 
 from __future__ import annotations
 
 import io
+import signal
 import sys
+import threading
 from importlib import import_module
-from typing import Any
+from types import FrameType
+from typing import Any, NoReturn
 
 import click
 from replicast import __version__
 from replicast.sim.errors import InputError
 
+# In the order of the help; `commands/NAME.py` has NAME.
 COMMANDS = (
     "demo",
+    "plan",
+    "whatif",
+    "compare",
     "replay",
     "trace",
     "check",
+    "calibrate",
+    "validate",
     "profile",
-)  # in the order of the help; `commands/NAME.py` has NAME
+)
+
+
+class Refusal(click.ClickException):
+    """Bad input as click shows it, with the exit code that the error asks for."""
+
+    def __init__(self, error: InputError) -> None:
+        super().__init__(str(error))
+        self.exit_code = error.exit_code  # type: ignore[misc]
 
 
 class Commands(click.Group):
@@ -42,10 +60,12 @@ class Commands(click.Group):
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):  # terminals that know no arrow, undecodable file names
                 stream.reconfigure(errors="replace")
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, _terminated)
         try:
             return super().invoke(ctx)
         except InputError as error:
-            raise click.ClickException(str(error)) from error
+            raise Refusal(error) from error
         except BrokenPipeError:
             raise  # click ends quietly
         except OSError as error:
@@ -58,6 +78,11 @@ class Commands(click.Group):
             ctx.exit(130)
 
 
+def _terminated(number: int, frame: FrameType | None) -> NoReturn:
+    """End as after Ctrl-C: workers stopped, temporary files removed."""
+    raise SystemExit(128 + number)
+
+
 @click.group(cls=Commands, context_settings={"auto_envvar_prefix": "REPLICAST", "max_content_width": 100})
 @click.version_option(__version__, prog_name="replicast")
 def main() -> None:
@@ -66,6 +91,7 @@ def main() -> None:
     \b
     replicast demo
     replicast replay TRACE --profile qwen3.6-35b-h200 --replicas 1,2,4,8 --sessions 40 --price 10.49
+    replicast plan TRACE --profile qwen3.6-35b-h200 --developers 120 --slo "ttft:p90<10s" --price 10.49
 
     Every option can be given as a variable too: REPLICAST_REPLAY_SEED=7.
     """

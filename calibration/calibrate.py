@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from replicast.calibration.check import check_sweep, usable_levels
 from replicast.calibration.facts import Model
 from replicast.calibration.fit import SEEDS, Fitted, centre_of, fit
 from replicast.calibration.harness import MakeEngine
@@ -168,7 +169,7 @@ def calibrate(
     began = time.monotonic()
     facts = server_facts(sweep, given, hardware=hardware, model=model)
     chosen, warnings = choose_levels(sweep, levels)
-    chosen, more = healthy(sweep, chosen, facts, force=force)
+    chosen, more = healthy(sweep, chosen, force=force)
     warnings += more
     if len(chosen) < MIN_LEVELS:
         raise InputError(
@@ -187,16 +188,25 @@ def calibrate(
     steps = step_seconds(facts, point)
     warnings += check_peak(steps, facts.priors)
     profile = profile_of(sweep, facts, learned, known, steps, held_out, name=name, date=date)
+    profile = replace(profile, notes=(*profile.notes, *more))
     return Calibration(
         sweep, facts, fitted, known, learned, profile, held_out, tuple(warnings), time.monotonic() - began
     )
 
 
-def healthy(
-    sweep: Sweep, levels: list[SweepLevel], facts: ServerFacts, *, force: bool
-) -> tuple[list[SweepLevel], list[str]]:
+def healthy(sweep: Sweep, levels: list[SweepLevel], *, force: bool) -> tuple[list[SweepLevel], list[str]]:
     """The levels that checks leave, and what was left out; a refused sweep raises unless forced."""
-    return levels, []
+    result = check_sweep(sweep)
+    failed = [sweep.levels[i] for i in result.left_out]
+    if force:
+        told = [level.name or f"c={level.concurrency}" for level in levels if level in failed]
+        if not result.ok:
+            return levels, [f"forced: the checks call this sweep not usable ({result.of('fail')[0].text})"]
+        return levels, [f"forced: the checks fail {', '.join(told)}"] if told else []
+    usable_levels(result)
+    kept = [level for level in levels if level not in failed]
+    out = [level.name or f"c={level.concurrency}" for level in levels if level in failed]
+    return kept, [f"left out, the checks fail it: {name}" for name in out]
 
 
 def learned_from(fitted: Fitted, known: Uncertainty, point: Point) -> Learned:

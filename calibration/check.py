@@ -143,11 +143,17 @@ def check_sweep(
     )
 
 
+class NotUsableError(InputError):
+    """A sweep that nothing can be learned from."""
+
+    exit_code = 3
+
+
 def usable_levels(result: CheckResult) -> Sweep:
-    """The sweep without the levels that fail; an `InputError` if it is not usable."""
+    """The sweep without the levels that fail; `NotUsableError` if it is that."""
     if not result.ok:
         first = result.of("fail")[0]
-        raise InputError(
+        raise NotUsableError(
             f"not usable: {first.text}",
             where=result.sweep.source,
             remedy="see `replicast check`; --force learns from it all the same",

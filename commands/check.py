@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 from replicast import __version__
-from replicast.commands.options import PATH, Integers, read_sweep_of, sweep_options
+from replicast.commands.options import PATH, Integers, read_sweep_of, sweep_options, today
 
 
 @click.command(short_help="Whether a sweep is fit to learn from.")
@@ -17,6 +17,7 @@ from replicast.commands.options import PATH, Integers, read_sweep_of, sweep_opti
     type=click.IntRange(1),
     help="Requests one session can have at once (1: no sub-agents).  [default: inferred from c=1]",
 )
+@click.option("--profile", metavar="NAME|FILE", help="Also: does this server's model agree with the sweep?")
 @click.option("--against", type=PATH, metavar="SWEEP", help="Other runs of the same levels to compare with.")
 @click.option("--without", type=Integers(), default=(), help="Laws to leave out, by number: 1,11.")
 @click.option("--log", type=PATH, metavar="FILE", help="Put a dated entry on top of a Markdown file.")
@@ -33,12 +34,14 @@ def check(ctx: click.Context, /, **options: Any) -> None:
     benchmark tool or a table: docs/sweep-formats.md.
     """
     from replicast.calibration.check import LAWS, check_sweep
+    from replicast.calibration.profile import load_profile
     from replicast.calibration.readers.detect import read_sweep
     from replicast.sim.report.check import add_to_log, check_document, check_text, log_entry
     from replicast.sim.report.document import dumps
     from replicast.sim.report.timing import since_process_start
 
     imported = since_process_start()
+    profile = load_profile(options["profile"]) if options["profile"] else None
     unknown = [number for number in options["without"] if number not in LAWS]
     if unknown:
         raise click.BadParameter(f"no law {unknown[0]}; there are 1 to {len(LAWS)}.", param_hint="--without")
@@ -46,12 +49,13 @@ def check(ctx: click.Context, /, **options: Any) -> None:
     result = check_sweep(
         sweep,
         parallel_per_session=options["parallel_per_session"],
+        profile=profile,
         against=read_sweep(options["against"]) if options["against"] else None,
         without=options["without"],
     )
     log: Path | None = options["log"]
     if log:
-        add_to_log(log, log_entry(result, _today()))
+        add_to_log(log, log_entry(result, today()))
     if options["as_json"]:
         found = check_document(result)
         document = {
@@ -70,9 +74,3 @@ def check(ctx: click.Context, /, **options: Any) -> None:
             click.echo(f"Logged in {log}")
     if not result.ok:
         ctx.exit(3)
-
-
-def _today() -> str:
-    from datetime import UTC, datetime
-
-    return datetime.now(UTC).date().isoformat()

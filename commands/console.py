@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import click
 
 if TYPE_CHECKING:
+    from replicast.sim.planning.parallel import Progress as PlanProgress
     from replicast.sim.planning.replay import Progress
 
 
@@ -30,6 +31,33 @@ def warn(warnings: Iterable[WarningLike]) -> None:
 def watched(quiet: bool) -> bool:
     """Whether progress is worth showing."""
     return sys.stderr.isatty() and not quiet
+
+
+class StatusLine:
+    """One line on stderr, written again and again, gone at the end."""
+
+    def __init__(self, quiet: bool) -> None:
+        self._shown = watched(quiet)
+        self._width = 0
+
+    def __enter__(self) -> StatusLine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._width:
+            click.echo("\r" + " " * self._width + "\r", nl=False, err=True)
+
+    def say(self, text: str) -> None:
+        """Write `text` over what stands there."""
+        if self._shown:
+            line = text[:100]
+            click.echo("\r" + line.ljust(self._width), nl=False, err=True)
+            self._width = max(len(line), self._width)
+
+    def runs(self, now: PlanProgress) -> None:
+        """Runs done, runs asked for so far, and the time that is left for those."""
+        left_s = now.elapsed_s / now.done * (now.of - now.done)
+        self.say(f"{now.done} of {now.of} runs, about {left_s:.0f} s left ({now.what})")
 
 
 class Bar:

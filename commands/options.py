@@ -57,9 +57,9 @@ class ReplicaCounts(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         for part in str(value).split(","):
             if not (part.strip().isascii() and part.strip().isdecimal()):
                 self.fail(f"{part.strip()!r} is not a whole number; write them as 1,2,4,8.", param, ctx)
-            count = int(part)
+            count = int(part) if len(part) <= 9 else self.most + 1
             if not 1 <= count <= self.most:
-                self.fail(f"{count} replicas: must be 1 to {self.most:,}.", param, ctx)
+                self.fail(f"{part.strip()[:20]} replicas: must be 1 to {self.most:,}.", param, ctx)
             counts[count] = None
         return tuple(counts)
 
@@ -94,6 +94,19 @@ class Integers(click.ParamType):  # type: ignore[type-arg,unused-ignore]
             self.fail(f"{value!r} is not a list of whole numbers such as 2,0,3.", param, ctx)
 
 
+class Levels(Integers):
+    """`1,2,5,10`: concurrencies, each 1 or more."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, ...]:
+        levels = super().convert(value, param, ctx)
+        for level in levels:
+            if level < 1:
+                self.fail(f"{level} sessions: must be 1 or more.", param, ctx)
+        return tuple(dict.fromkeys(levels))
+
+
 FORMATS = ("canonical", "weka", "claude-code", "mooncake")  # as `traces.detect` has them, without its imports
 
 SWEEP_FORMATS = (  # as `calibration.readers.detect` has them, without its imports
@@ -102,6 +115,7 @@ SWEEP_FORMATS = (  # as `calibration.readers.detect` has them, without its impor
 )  # fmt: skip
 
 COUNTS = ReplicaCounts()
+LEVELS = Levels()
 TASK_TOKENS = TaskTokens()
 SECONDS = Number(0)
 PATH = click.Path(path_type=Path)
@@ -205,6 +219,13 @@ def read_sweep_of(options: dict[str, Any]) -> Sweep:
         given=options["given"] or None,
         load_s=options["load_seconds"],
     )
+
+
+def today() -> str:
+    """The date of what is written down, in UTC."""
+    from datetime import UTC, datetime
+
+    return datetime.now(UTC).date().isoformat()
 
 
 def origins(context: click.Context) -> dict[str, str]:

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from replicast.commands.model_facts import facts_of_model, parameters_of_model
 from replicast.commands.options import PATH, Number, engine_args, engine_flags
 
 if TYPE_CHECKING:
-    from replicast.calibration.facts import Model
     from replicast.calibration.profile import Profile
 
 
@@ -60,8 +60,7 @@ def show_profile(name: str) -> None:
 @profile.command("estimate")
 @click.option("--model", required=True, metavar="NAME|FILE", help="A known model, or its config.json.")
 @click.option("--hardware", required=True, metavar="GPU", help="L40S, A100, H100, H200, B200, ...")
-@click.option("--parameters", type=Number(above=0), help="With a config.json: parameters, such as 35e9.")
-@click.option("--active", type=Number(above=0), help="With a config.json: parameters that a token uses.")
+@parameters_of_model
 @click.option(
     "--tensor-parallel-size", type=click.IntRange(1), default=1, show_default=True, help="GPUs of a replica."
 )
@@ -86,7 +85,7 @@ def estimate_profile(model: str, hardware: str, out: Path | None, **options: Any
     args = engine_args(options)
     version = {"vllm_version": args.vllm_version} if args.vllm_version else {}
     made = estimate(
-        _facts(model, options).with_kv(options["kv_cache_dtype"]),
+        facts_of_model(model, options).with_kv(options["kv_cache_dtype"]),
         find_gpu(hardware),
         options["tensor_parallel_size"],
         engine=replace(args, vllm_version=None),
@@ -115,21 +114,3 @@ def _startable(profile: Profile) -> Profile:
         profile = replace(profile, engine=replace(engine, max_model_len=fits), notes=(*profile.notes, note))
     resolve(EngineArgs(), profile.engine_args())
     return profile
-
-
-def _facts(model: str, options: dict[str, Any]) -> Model:
-    from replicast.calibration.facts import MODELS, find_model, model_from_config
-    from replicast.sim.errors import InputError
-
-    if model.endswith(".json") or Path(model).is_file():
-        if options["parameters"] is None:
-            raise click.UsageError("--parameters is needed beside a config.json, which does not tell them.")
-        return model_from_config(Path(model), options["parameters"], options["active"])
-    found = find_model(model)
-    if found is None:
-        raise InputError(
-            f"no facts about a model {model!r}",
-            where="--model",
-            remedy=f"Give its config.json and --parameters, or one of {', '.join(MODELS)}.",
-        )
-    return found

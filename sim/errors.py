@@ -4,10 +4,12 @@ from __future__ import annotations
 
 
 class InputError(ValueError):
-    """Input that cannot be used; `cli.py` prints it as one message and exits with 1.
+    """Input that cannot be used; `cli.py` prints it as one message and exits with `exit_code`.
 
     `where` names the file (and line, where there is one), `remedy` the way out.
     """
+
+    exit_code = 1
 
     def __init__(self, what: str, *, where: str | None = None, remedy: str | None = None) -> None:
         self.what = what

@@ -16,7 +16,6 @@ import hashlib
 import json
 import multiprocessing
 import pickle
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +30,7 @@ from replicast.sim.errors import InputError
 from replicast.sim.planning.changes import label
 from replicast.sim.planning.replications import Measured, Task, Worker
 from replicast.sim.planning.scenario import Scenario
+from replicast.sim.planning.workers import obey_parent
 
 Backend = Literal["local", "dask", "ray"]
 
@@ -58,7 +58,7 @@ _remote: dict[str, Worker] = {}
 
 def _start(scenario: Scenario) -> None:
     global _worker
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent answers Ctrl-C for all
+    obey_parent()
     _worker = Worker(scenario)
 
 

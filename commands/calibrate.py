@@ -1,0 +1,83 @@
+"""`replicast calibrate`: a profile learnt from a sweep."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+from replicast import __version__
+from replicast.commands.console import StatusLine
+from replicast.commands.model_facts import from_config, is_config, parameters_of_model
+from replicast.commands.options import LEVELS, PATH, read_sweep_of, sweep_options, today
+
+
+@click.command(short_help="Learn a server's profile from a sweep.")
+@sweep_options
+@parameters_of_model
+@click.option("--levels", type=LEVELS, help="Learn from these levels only: 1,2,5,10.")
+@click.option("--hardware", metavar="GPU", help="L40S, H100, H200, ...  [default: as the sweep tells]")
+@click.option("--name", help="Name of the profile.  [default: of model, GPU and tensor parallelism]")
+@click.option(
+    "--loo/--no-loo", default=True, show_default=True, help="Held-out errors: leave one level out in turn."
+)
+@click.option("--force", is_flag=True, help="Learn from levels that the checks refuse, too; recorded.")
+@click.option("--out", "-o", type=PATH, metavar="FILE", help="Where the profile goes: server.toml.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout (replicast/calibrate/1).")
+@click.option("--quiet", is_flag=True, help="No progress.")
+def calibrate(**options: Any) -> None:
+    """Learn step times and load of a server from a concurrency sweep, with intervals and held-out errors.
+
+    \b
+    replicast calibrate sweep.duckdb --given boot.log --hardware H200 --out server.toml
+    replicast calibrate performance-summary.json --levels 1,2,5,10 --out server.toml
+
+    --model NAME chooses among several models in the sweep; --model config.json tells one that is not known.
+    """
+    from replicast.calibration.calibrate import calibrate
+    from replicast.calibration.profile import write_profile
+    from replicast.sim.report.document import dumps
+    from replicast.sim.report.files import check_folder
+    from replicast.sim.report.timing import since_process_start
+
+    imported = since_process_start()
+    out: Path | None = options["out"]
+    if out:
+        check_folder(out.parent)
+    model = None
+    if is_config(options["model"]):
+        model = from_config(options["model"], options)
+        options["model"] = None
+    sweep = read_sweep_of(options)
+    if model is not None:
+        sweep = replace(sweep, model=sweep.model or model.name)
+    with StatusLine(options["quiet"]) as line:
+        found = calibrate(
+            sweep,
+            hardware=options["hardware"],
+            model=model,
+            levels=options["levels"],
+            name=options["name"],
+            date=today(),
+            loo=options["loo"],
+            force=options["force"],
+            progress=line.say,
+        )
+    if out:
+        write_profile(found.profile, out)
+    if options["as_json"]:
+        document = found.to_document()
+        head = {
+            "schema": document.pop("schema"),
+            "tool": {"name": "replicast", "version": __version__},
+            **document,
+            "inputs": sweep.inputs,
+        }
+        timing = {"import_s": imported, "wall_s": since_process_start()}
+        click.echo(dumps({**head, "timing": timing}), nl=False)
+        return
+    click.echo(found.report_text(), nl=False)
+    if out:
+        click.echo(f"Written to {out}: {found.profile.name}")
+        click.echo(f"Next: replicast plan TRACE --profile {out} --developers 50")

@@ -1,0 +1,63 @@
+"""`replicast plan`: how many replicas N developers need; or how many developers k replicas carry."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+from replicast.commands.console import StatusLine
+from replicast.commands.options import COUNTS
+from replicast.commands.planning_options import asked, journal, planning_options, subject, tell
+
+
+@click.command(short_help="How many replicas N developers need, and what they pay.")
+@subject
+@click.option("--developers", type=click.IntRange(1), help="Developers, idle ones included.")
+@click.option(
+    "--max-developers", is_flag=True, help="Find the most developers that --replicas carry instead."
+)
+@click.option("--replicas", type=click.IntRange(1), help="Replicas of --max-developers.")
+@click.option("--counts", type=COUNTS, help="Judge these replica counts only: 1,2,4.  [default: search]")
+@click.option(
+    "--replications", type=click.IntRange(3), default=20, show_default=True, help="The most hours a count."
+)
+@click.option(
+    "--early-stop/--no-early-stop",
+    default=True,
+    show_default=True,
+    help="Stop a count where its verdict is clear.",
+)
+@click.option("--sensitivity/--no-sensitivity", default=True, show_default=True, help="Move each assumption.")
+@planning_options
+def plan(**options: Any) -> None:  # fmt: skip
+    """Find how many replicas N developers need in their busiest hour, with intervals.
+
+    \b
+    replicast plan ~/.claude/projects --profile qwen3.6-35b-h200 --developers 120 --slo "ttft:p90<10s"
+    replicast plan TRACE --profile qwen3.6-35b-h200 --max-developers --replicas 4
+
+    Exit code 3 if no count meets what is promised, 4 if that is not clear.
+    """
+    from replicast import library
+    from replicast.sim.report.timing import since_process_start
+
+    imported = since_process_start()
+    most = options["max_developers"]
+    if most == (options["developers"] is not None) or most != (options["replicas"] is not None):
+        raise click.UsageError("Give --developers N, or --max-developers with --replicas K.")
+    question = asked(options) | {"replications": options["replications"], "journal": journal(options)}
+    with StatusLine(options["quiet"]) as line:
+        if most:
+            for name in ("max_replicas", "horizon_s", "task"):
+                question.pop(name)
+            answer: Any = library.max_developers(replicas=options["replicas"], progress=line.runs, **question)
+        else:
+            answer = library.plan(
+                developers=options["developers"],
+                counts=options["counts"],
+                early=options["early_stop"],
+                with_sensitivity=options["sensitivity"],
+                progress=line.runs,
+                **question,
+            )
+    tell(answer, "plan", options, imported)

@@ -1,0 +1,219 @@
+"""What `plan` and `whatif` share: who works how, what is promised and paid, where runs take place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
+
+import click
+from replicast.commands.options import (
+    PATH,
+    SECONDS,
+    SEED,
+    TASK_TOKENS,
+    Number,
+    engine_args,
+    engine_flags,
+    loading,
+    loading_options,
+)
+from replicast.sim.fleet.config import RouterName
+
+if TYPE_CHECKING:
+    from replicast.answers import DevelopersAnswer, PlanAnswer, WhatIfAnswer
+
+F = TypeVar("F", bound=Callable[..., Any])
+JOURNAL = "runs.jsonl"
+SHARE = Number(0, high=1)
+SCALE = Number(0)
+
+_BEFORE = (
+    click.argument("traces", metavar="TRACE...", nargs=-1, required=True, type=PATH),
+    click.option(
+        "--profile", required=True, metavar="NAME|FILE", help="Server profile: `replicast profile list`."
+    ),
+)
+_AFTER = (
+    click.option(
+        "--slo",
+        multiple=True,
+        metavar="METRIC:QUANTILE<LIMIT",
+        help='What is promised, repeatable: "ttft:p90<10s", "tpot:p50<80ms".  [default: ttft:p90<10s]',
+    ),
+    click.option(
+        "--price", type=Number(0), metavar="USD", help="Per replica and hour.  [default: the profile's]"
+    ),
+    click.option(
+        "--box", type=click.IntRange(1), default=1, show_default=True, help="Replicas that are paid together."
+    ),
+    click.option(
+        "--spare", type=click.IntRange(0), default=0, show_default=True, help="Replicas paid and idle."
+    ),
+    click.option(
+        "--task-tokens",
+        type=TASK_TOKENS,
+        help="Prompt and generated tokens of a task, for $/task.  [default: the mean session]",
+    ),
+    click.option(
+        "--router", type=click.Choice(get_args(RouterName)), default="session-affinity", show_default=True
+    ),
+    click.option("--active", type=Number(above=0, high=1), help="Share of developers with a live session."),
+    click.option(
+        "--day-curve",
+        type=PATH,
+        metavar="CSV",
+        help="Active share by hour (hour,active_share).  [default: an assumed office day]",
+    ),
+    click.option(
+        "--sessions-each",
+        type=Number(above=0),
+        default=1.0,
+        show_default=True,
+        help="Live sessions of an active developer.",
+    ),
+    click.option(
+        "--subagents", type=SHARE, default=1.0, show_default=True, help="Share of sub-agents that is kept."
+    ),
+    click.option("--tool-gap-scale", type=SCALE, default=1.0, help="Times as long tool calls."),
+    click.option("--human-gap-scale", type=SCALE, default=1.0, help="Times as long human gaps."),
+    click.option(
+        "--think-cap",
+        type=SECONDS,
+        default=600.0,
+        show_default=True,
+        help="Longest gap of somebody at work, seconds.",
+    ),
+    click.option(
+        "--requests-per-hour",
+        type=Number(above=0),
+        help="Scale gaps so that a live session asks so often while nobody queues.",
+    ),
+    click.option("--model", metavar="NAME", help="Refuse a profile of another model."),
+    click.option(
+        "--max-replicas", type=click.IntRange(1), help="The most to look at.  [default: one a live session]"
+    ),
+    click.option("--warmup", type=SECONDS, help="Seconds before the measured hour.  [default: 1200]"),
+    click.option(
+        "--horizon",
+        type=Number(above=0),
+        help="Seconds of a replication, warm-up included.  [default: an hour after it]",
+    ),
+    SEED,
+    click.option(
+        "--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes; same result."
+    ),
+    click.option(
+        "--backend",
+        type=click.Choice(["local", "dask", "ray"]),
+        default="local",
+        show_default=True,
+        help="Where runs take place: here, or on a cluster that exists.",
+    ),
+    click.option("--scheduler", metavar="ADDRESS", help="Of the Dask scheduler or the Ray head."),
+    click.option("--out", type=PATH, metavar="DIR", help="Write text, JSON and finished runs."),
+    click.option("--resume", is_flag=True, help="Take over the runs an interrupted call left in --out."),
+    click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout."),
+    click.option("--quiet", is_flag=True, help="No progress, no assumptions; warnings stay."),
+)
+
+
+def planning_options(command: F) -> F:
+    """Trace and profile, and all that is shared; a command's own options stand between."""
+    command = engine_flags()(command)
+    for option in reversed(_AFTER):
+        command = option(command)
+    return loading_options(command)
+
+
+def subject(command: F) -> F:
+    """The trace and the profile."""
+    for option in reversed(_BEFORE):
+        command = option(command)
+    return command
+
+
+def asked(options: dict[str, Any]) -> dict[str, Any]:
+    """Keyword arguments of `library.plan` and `library.whatif`; traces are loaded, folders checked."""
+    from replicast.calibration.profile import load_profile
+    from replicast.sim.planning.parallel import Scale
+    from replicast.sim.planning.slo import parse_slos
+    from replicast.traces.day import read_day
+    from replicast.traces.load import load_trace
+
+    flags = engine_args(options)
+    if options["resume"] and not options["out"]:
+        raise click.UsageError("--resume needs --out, where the finished runs are.")
+    if options["scheduler"] and options["backend"] == "local":
+        raise click.UsageError("--scheduler needs --backend dask or ray.")
+    known: dict[str, Any] = {}
+    if options["slo"]:
+        parse_slos(options["slo"])
+        known["slo"] = options["slo"]
+    profile = load_profile(options["profile"])
+    return known | {
+        "profile": profile,
+        "trace": load_trace(options["traces"], **loading(options)),
+        "price": options["price"],
+        "box": options["box"],
+        "spare": options["spare"],
+        "task": options["task_tokens"],
+        "router": options["router"],
+        "active": options["active"],
+        "day": read_day(options["day_curve"], options["developers"] or 1) if options["day_curve"] else None,
+        "people": {
+            "sessions_each": options["sessions_each"],
+            "subagents": options["subagents"],
+            "tool_gap_scale": options["tool_gap_scale"],
+            "human_gap_scale": options["human_gap_scale"],
+            "longest_gap_s": options["think_cap"],
+            "requests_per_hour": options["requests_per_hour"],
+        },
+        "flags": flags,
+        "max_replicas": options["max_replicas"],
+        "warmup_s": options["warmup"],
+        "horizon_s": options["horizon"],
+        "model": options["model"],
+        "seed": options["seed"],
+        "scale": Scale(options["jobs"], options["backend"], options["scheduler"]),
+    }
+
+
+def journal(options: dict[str, Any]) -> Path | None:
+    """Where finished runs are written down as they come; without --resume an older file goes away."""
+    out: Path | None = options["out"]
+    if out is None:
+        return None
+    from replicast.sim.report.files import check_folder
+
+    check_folder(out)
+    path = out / JOURNAL
+    if options["resume"]:
+        return path
+    path.unlink(missing_ok=True)
+    return path
+
+
+def tell(
+    answer: PlanAnswer | DevelopersAnswer | WhatIfAnswer, name: str, options: dict[str, Any], imported: float
+) -> None:
+    """Print an answer, write its files, end with its exit code."""
+    from replicast.sim.report.files import write_text
+    from replicast.sim.report.timing import since_process_start
+
+    for code, text in answer.warnings:
+        click.echo(f"Warning [{code}]: {text}", err=True)
+    out: Path | None = options["out"]
+    if out:
+        write_text(out / f"{name}.txt", answer.text())
+    document = answer.document({"import_s": imported, "wall_s": since_process_start()})
+    if out:
+        write_text(out / f"{name}.json", document)
+    if options["as_json"]:
+        click.echo(document, nl=False)
+    else:
+        click.echo(answer.text(quiet=options["quiet"]), nl=False)
+        if out:
+            click.echo(f"Written to {out}: {name}.txt, {name}.json")
+    if answer.exit_code:
+        click.get_current_context().exit(answer.exit_code)
