@@ -3,8 +3,9 @@
 Figures of `performance-summary.json` in github.com/aws-samples/sample-agentic-coding-harness-benchmarks
 (MIT-0, July to September 2026). One row a level: sessions, window s, load s, prompt tok/s, output tok/s,
 TTFT ms, queue ms, prefill ms, TPOT ms (means), running mean and peak, waiting mean and peak, KV usage
-mean and peak; "-" is not published. `GIVEN` is what its notes and boot logs state; what they do not is left to vLLM's
-defaults and physics. minimax-m3's pool is that of minimax-m2.5 on half the GPUs, its own is not known.
+mean and peak; "-" is not published. `GIVEN` is what its notes and boot logs state; what they do not is
+left to vLLM's defaults and physics. minimax-m3's pool is that of minimax-m2.5 on half the GPUs, its own
+is not known.
 """
 
 from __future__ import annotations

@@ -1,0 +1,193 @@
+"""How well held-out levels and requests are predicted: docs/accuracy.md, with the errors of others.
+
+    python -m replicast.calibration.accuracy [--shared DIR] [--only SLUG,...] [--jobs 2] [--out FILE]
+
+Sweeps are those typed in (`published.py`). Per-request ground truth is not redistributed: its tables need
+the folder that holds it (`--shared`), and are left out without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from replicast.calibration.calibrate import calibrate, learned_from
+from replicast.calibration.fit import fit
+from replicast.calibration.model import point_at
+from replicast.calibration.published import GIVEN, published_sweeps
+from replicast.calibration.server import server_facts
+from replicast.calibration.uncertainty import uncertainty
+from replicast.calibration.validate import KV_FREE, LABELS, Row, predicted_rows, summarise
+
+LOW_LEVELS = (1, 2, 5, 10)
+SHOWN = (
+    "prompt_tokens_per_s", "output_tokens_per_s", "tpot_mean_s", "ttft_mean_s", "queue_mean_s",
+    "prefill_mean_s", "running_mean", "kv_usage_mean",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class SweepResult:
+    """Held-out rows of one sweep: leave one level out, and low levels predicting high ones."""
+
+    slug: str
+    loo: tuple[Row, ...]
+    low: tuple[Row, ...]
+    seconds: float
+    simulations: int
+
+
+def evaluate(slug: str) -> SweepResult:
+    """Fit and hold out, one sweep."""
+    sweep = published_sweeps()[slug]
+    found = calibrate(sweep, force=True)
+    facts = server_facts(sweep)
+    low = [level for level in sweep.levels if level.concurrency in LOW_LEVELS]
+    rows: list[Row] = []
+    if len(low) >= 3:
+        fitted = fit(low, facts)
+        learned = learned_from(fitted, uncertainty(fitted), point_at(fitted.params, fitted.x))
+        for level in sweep.levels:
+            if level not in low:
+                rows += predicted_rows(level, facts, learned)
+    loo = found.held_out.rows if found.held_out else ()
+    return SweepResult(slug, loo, tuple(rows), found.seconds, found.fitted.evaluations)
+
+
+def evaluate_all(
+    slugs: Sequence[str], jobs: int, say: Callable[[str], None] = lambda text: None
+) -> list[SweepResult]:
+    """All sweeps, in their order."""
+    results = []
+    with ProcessPoolExecutor(jobs) as pool:
+        for result in pool.map(evaluate, slugs):
+            tpot = summarise(result.loo, "given", "tpot_mean_s")
+            say(
+                f"{result.slug}: {result.seconds:.0f} s, TPOT {tpot.median_absolute if tpot else math.nan:.1%}"
+            )
+            results.append(result)
+    return results
+
+
+def table(rows: Sequence[Row], load: str, names: Sequence[str] = SHOWN) -> list[str]:
+    """Markdown lines: all levels, those with KV free, those without, and the rival."""
+    free = [row for row in rows if row.kv_peak is None or row.kv_peak <= KV_FREE]
+    full = [row for row in rows if row.kv_peak is not None and row.kv_peak > KV_FREE]
+    head = "| levels | " + " | ".join(LABELS[name] for name in names) + " |"
+    lines = [head, "|---" * (len(names) + 1) + "|"]
+    for title, part in (("all", rows), (f"KV peak <= {KV_FREE}", free), (f"KV peak > {KV_FREE}", full)):
+        lines.append(_line(f"{title} ({_levels(part, load)})", part, load, names, _error))
+    lines.append(_line("interpolation in log c, all", rows, load, names, _rival))
+    lines.append(_line("signed median, all", rows, load, names, _signed))
+    lines.append(_line("inside the 90 % interval", rows, load, names, _coverage))
+    return lines
+
+
+def _line(
+    title: str, rows: Sequence[Row], load: str, names: Sequence[str], cell: Callable[[list[Row]], str]
+) -> str:
+    cells = [
+        cell([r for r in rows if r.load == load and r.metric == name and r.error is not None])
+        for name in names
+    ]
+    return f"| {title} | " + " | ".join(cells) + " |"
+
+
+def _error(rows: list[Row]) -> str:
+    return _median75([abs(row.error or 0.0) for row in rows])
+
+
+def _rival(rows: list[Row]) -> str:
+    return _median75(
+        [abs(row.interpolated / row.measured - 1) for row in rows if row.interpolated is not None]
+    )
+
+
+def _signed(rows: list[Row]) -> str:
+    return f"{100 * statistics.median(row.error or 0.0 for row in rows):+.1f}" if rows else "-"
+
+
+def _coverage(rows: list[Row]) -> str:
+    return f"{100 * sum(row.inside for row in rows) / len(rows):.0f} %" if rows else "-"
+
+
+def _median75(errors: list[float]) -> str:
+    if not errors:
+        return "-"
+    ordered = sorted(errors)
+    third = ordered[min(math.ceil(0.75 * len(ordered)) - 1, len(ordered) - 1)]
+    return f"{100 * statistics.median(ordered):.1f} ({100 * third:.0f})"
+
+
+def _levels(rows: Sequence[Row], load: str) -> int:
+    return sum(row.metric == "tpot_mean_s" and row.load == load for row in rows)
+
+
+def per_sweep(results: Sequence[SweepResult], load: str) -> list[str]:
+    """One line a sweep, leave one level out."""
+    lines = [
+        "| sweep | levels | " + " | ".join(LABELS[n] for n in SHOWN) + " |",
+        "|---" * (len(SHOWN) + 2) + "|",
+    ]
+    for result in results:
+        title = f"{result.slug} | {_levels(result.loo, load)}"
+        lines.append(_line(title, result.loo, load, SHOWN, _error))
+    return lines
+
+
+def sweep_section(results: Sequence[SweepResult]) -> list[str]:
+    """The tables of the sweeps."""
+    loo = [row for result in results for row in result.loo]
+    low = [row for result in results for row in result.low]
+    lines = [
+        "## Concurrency sweeps",
+        "",
+        "Medians of absolute errors in percent, 75th percentile in brackets.",
+        "",
+    ]
+    for title, rows in (("Leave one level out", loo), ("Levels 1, 2, 5, 10 predict the others", low)):
+        for load in ("given", "concurrency"):
+            what = "load given" if load == "given" else "only the concurrency given"
+            lines += [f"### {title}, {what}", "", *table(rows, load), ""]
+    lines += ["### Each sweep, leave one level out, load given", "", *per_sweep(results, "given"), ""]
+    return lines
+
+
+def dump(results: Sequence[SweepResult], path: Path) -> None:
+    """Raw rows, for a closer look."""
+    document = {
+        r.slug: {
+            "loo": [row._asdict() for row in r.loo],
+            "low": [row._asdict() for row in r.low],
+            "seconds": r.seconds,
+        }
+        for r in results
+    }
+    path.write_text(json.dumps(document))
+
+
+def main() -> None:
+    """Evaluate and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--shared", type=Path, default=None)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--raw", type=Path, default=None)
+    parser.add_argument("--out", type=Path, default=None)
+    options = parser.parse_args()
+    slugs = [slug for slug in GIVEN if not options.only or slug in options.only.split(",")]
+    results = evaluate_all(slugs, options.jobs, lambda text: print(text, flush=True))
+    if options.raw is not None:
+        dump(results, options.raw)
+    text = "\n".join(sweep_section(results))
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
