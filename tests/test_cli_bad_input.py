@@ -133,25 +133,33 @@ def test_what_cannot_run(tmp_path: Path, arguments: list[str], said: str) -> Non
     assert said in fails("replay", trace(tmp_path, row(0)), *arguments)
 
 
-def test_ctrl_c_ends_with_130_and_no_traceback(tmp_path: Path) -> None:
-    path = trace(tmp_path, row(0))
-    endless = (
-        "import time\nimport replicast.sim.planning.replay as replay\n"
-        "def simulate(*_, **__):\n    print('runs', flush=True)\n    time.sleep(60)\n"
-        "replay.simulate = simulate\nfrom replicast.cli import main\nmain()"
-    )
-    for jobs in ("1", "2"):
-        out = tmp_path / f"out{jobs}"
-        more = ["--jobs", jobs, "--replicas", "1,2", "--out", str(out)]
-        program = [sys.executable, "-c", endless, "replay", str(path), *PROFILE, *more]
-        child = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        assert child.stdout is not None
-        assert child.stdout.read(4) == "runs"
-        child.send_signal(signal.SIGINT)
-        _, stderr = child.communicate(timeout=30)
-        assert "Traceback" not in stderr
-        assert child.returncode == 130, stderr
-        assert not out.exists()
+ENDLESS = (
+    "import time\nimport replicast.sim.planning.replay as replay\n"
+    "def simulate(*_, **__):\n    print('runs', flush=True)\n    time.sleep(60)\n"
+    "replay.simulate = simulate\nfrom replicast.cli import main\nmain()"
+)
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)],
+    ids=["ctrl-c", "term", "kill"],
+)
+def test_stopped_without_traceback_or_workers_left(
+    tmp_path: Path, jobs: str, number: signal.Signals, code: int
+) -> None:
+    out = tmp_path / "out"
+    more = ["--jobs", jobs, "--replicas", "1,2", "--out", str(out)]
+    program = [sys.executable, "-c", ENDLESS, "replay", str(trace(tmp_path, row(0))), *PROFILE, *more]
+    child = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    assert child.stdout.read(4) == "runs"
+    child.send_signal(number)
+    _, stderr = child.communicate(timeout=30)  # ends when nobody, no worker either, can write any more
+    assert "Traceback" not in stderr
+    assert child.returncode == code, stderr
+    assert not out.exists()
 
 
 def test_links_in_a_circle_and_named_pipes(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ Runs share nothing but their input, so that their number and order change no byt
 from __future__ import annotations
 
 import multiprocessing
-import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -21,6 +20,7 @@ from replicast.sim.errors import InputError
 from replicast.sim.fleet.config import FleetConfig
 from replicast.sim.fleet.result import RunResult
 from replicast.sim.fleet.run import simulate
+from replicast.sim.planning.workers import obey_parent
 from replicast.sim.workload import Session
 
 Progress = Callable[[int, int], None]  # runs done, requests finished of the run under way
@@ -58,7 +58,7 @@ _study: Study | None = None  # of a worker process
 def _start_worker(study: Study) -> None:
     global _study
     _study = study
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent answers Ctrl-C for all
+    obey_parent()
 
 
 def _work(replicas: int) -> RunResult:
