@@ -2,7 +2,7 @@
 
     python benchmarks/interval_coverage.py [plans] [hours a plan]
 
-The truth is the typical hour of 2,000 other hours. Nominal 90 %; between 84 and 96 % is in order for 200 plans.
+The truth is the typical hour of 2,000 other hours. Nominal 90 %; 84 to 96 % is in order for 200 plans.
 The sequential intervals, at the look where each plan would have stopped, must hold it at least as often.
 """
 

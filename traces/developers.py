@@ -167,7 +167,7 @@ class DeveloperLoad:
         if name == "developers":
             people = replace(people, developers=round(change.number(people.developers)))
         elif name == "active":
-            people = replace(people, active_share=min(change.number(people.active_share), 1.0))
+            people = replace(people, active_share=change.number(people.active_share))
         elif name == "sessions-each":
             people = replace(people, sessions_each=change.number(people.sessions_each))
         elif name == "subagents":
