@@ -137,6 +137,13 @@ def evicted_prefixes(bed: Bed, seed: int) -> Sweep:
     return make_sweep(replace(bed, kv_pool_tokens=420_000, compute_per_token_s=4e-5, turns=60), seed)
 
 
+def broken_prefix(bed: Bed, seed: int) -> Sweep:
+    """A time stamp behind the system prompt."""
+    return make_sweep(
+        replace(bed, broken_prefix=True, compute_per_token_s=3e-5, kv_pool_tokens=8_000_000), seed
+    )
+
+
 def sub_agents(bed: Bed, seed: int) -> Sweep:
     """No fault: sessions fork five sub-agents."""
     return make_sweep(replace(bed, fan_out=5), seed)
@@ -156,6 +163,7 @@ FAULTS: dict[str, Fault] = {
     "clock gap": Fault(clock_gap, (7,)),
     "killed server": Fault(killed_server, (7,)),
     "cache off": Fault(cache_off, (10,), "warn"),
+    "broken prefix": Fault(broken_prefix, (10,), "warn"),
     "evicted prefixes": Fault(evicted_prefixes, (10,), "warn"),
 }
 

@@ -45,6 +45,7 @@ class Bed:
     turns: int = 45
     fan_out: int = 0
     outsiders: int = 0
+    broken_prefix: bool = False  # the harness changes each prompt behind its shared part
     load_s: float = LOAD_S  # how long clients really send
 
 
@@ -150,6 +151,8 @@ def _turn(
     stream, start, stop = own
     output = max(round(bed.output_tokens * rng.lognormal(-0.4, 0.9)), 2)
     delay = float(rng.exponential(bed.tool_s)) if before else 0.0
+    if bed.broken_prefix:
+        stream += 1_000_000 * (1 + start + stop)
     return Turn(
         turn_id=name,
         agent="main",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -210,3 +211,15 @@ def test_a_restart_in_a_database_leaves_its_level_out(tmp_path: Path) -> None:
     assert result.verdict == "usable-with-care"
     assert [result.labels()[i] for i in result.left_out] == ["c=5"]
     assert [f.law for f in result.of("fail")] == [7]
+
+
+def test_the_worked_example_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (Path(__file__).resolve().parents[1] / "docs" / "check.md").read_text(encoding="utf-8")
+    table = re.search(r"```csv\n(.*?)```", text, re.DOTALL)
+    shown = re.search(r"```console\n\$ replicast check run2\.csv [^\n]*\n(.*?)```", text, re.DOTALL)
+    assert table
+    assert shown
+    monkeypatch.chdir(tmp_path)
+    Path("run2.csv").write_text(table[1], encoding="utf-8")
+    result = check_sweep(read_sweep("run2.csv", given=Given(kv_pool_tokens=400_000)), parallel_per_session=1)
+    assert check_text(result) + "\n" == shown[1]

@@ -245,14 +245,22 @@ def test_causes_of_a_low_hit_rate_differ(sessions: int, prompt: float, seed: int
     assert hit_rate("coarse states", roomy, seed) > healthy - 8_192 / prompt - 0.05
 
 
-def test_eviction_is_told_from_other_causes() -> None:
-    sweep = FAULTS["evicted prefixes"].plant(random_bed(1000), 0)
+@pytest.mark.parametrize(
+    ("name", "fits", "excluded"),
+    [("evicted prefixes", "eviction", "broken prefix"), ("broken prefix", "broken prefix", "eviction")],
+)
+def test_eviction_and_a_broken_prefix_are_told_apart(name: str, fits: str, excluded: str) -> None:
+    sweep = FAULTS[name].plant(random_bed(1000), 0)
     lost = next(f for f in check_sweep(sweep).of("warn") if f.law == 10)
-    fits, excluded = lost.text.split("Excluded:")
-    assert "eviction" in fits
-    assert "broken prefix" in excluded
-    blind = replace(sweep, given=Given())
-    lost = next(f for f in check_sweep(blind).of("warn") if f.law == 10)
+    fitting, others = lost.text.split("Excluded:")
+    assert fits in fitting
+    assert excluded in others
+    assert "no sharing" in others, "sessions reuse themselves, whoever else they share with"
+
+
+def test_without_the_pool_eviction_stays_open() -> None:
+    sweep = replace(FAULTS["evicted prefixes"].plant(random_bed(1000), 0), given=Given())
+    lost = next(f for f in check_sweep(sweep).of("warn") if f.law == 10)
     assert "pool is not told" in lost.text
     assert "kv_pool_tokens" in lost.remedy
 

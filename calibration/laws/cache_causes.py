@@ -21,9 +21,8 @@ import numpy as np
 
 Cause = Literal["eviction", "no sharing", "broken prefix", "coarse states"]
 CAUSES: tuple[Cause, ...] = ("eviction", "no sharing", "broken prefix", "coarse states")
-# System prompt and tools of public agent harnesses, and a session's first prompt (500 recorded sessions).
+# System prompt and tools of public agent harnesses, in tokens.
 SHARED_TOKENS = 15_000.0
-FIRST_PROMPT = 25_000.0
 _STREAM = 1010
 
 
@@ -38,30 +37,29 @@ class CacheLoad(NamedTuple):
     state_tokens: float
 
 
-def hit_rate(cause: Cause | None, load: CacheLoad, seed: int) -> float:
-    """Cached share of prompt tokens if `cause` were at work; None is a healthy cache without limit."""
+def hit_rate(cause: Cause | None, load: CacheLoad, seed: int, *, in_turn: bool = False) -> float:
+    """Cached share of prompt tokens if `cause` were at work; None is a healthy cache without limit.
+
+    Sessions take turns at random, or `in_turn` one after the other, as a long queue makes them.
+    """
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(_STREAM, load.sessions)))
     pool = load.pool_tokens if cause == "eviction" else None
     shared = min(SHARED_TOKENS, 0.5 * load.prompt_tokens)
-    shares = cause != "no sharing"
     held: OrderedDict[int, float] = OrderedDict()  # cached tokens of each session, least recently used first
     turn = [0] * load.sessions
-    last = [0.0] * load.sessions
     prompts = hits = 0.0
-    for _ in range(load.sessions * load.turns):
-        session = int(rng.integers(load.sessions))
+    for step in range(load.sessions * load.turns):
+        session = step % load.sessions if in_turn else int(rng.integers(load.sessions))
         prompt = _prompt(load, shared, turn[session])
-        common = shared if shares and prompts else 0.0
-        hit = max(min(held.get(session, 0.0), last[session]), common)
-        hit = min(hit, max(prompt - load.new_tokens, 0.0))
+        common = shared if cause != "no sharing" and prompts else 0.0
+        hit = min(max(held.get(session, 0.0), common), prompt - load.new_tokens)
         if cause == "broken prefix":
             hit = min(hit, shared)
         elif cause == "coarse states":
             hit = hit // load.state_tokens * load.state_tokens
         prompts += prompt
-        hits += hit
+        hits += max(hit, 0.0)
         turn[session] += 1
-        last[session] = prompt
         held[session] = prompt
         held.move_to_end(session)
         if pool is not None:
@@ -70,10 +68,8 @@ def hit_rate(cause: Cause | None, load: CacheLoad, seed: int) -> float:
 
 
 def _prompt(load: CacheLoad, shared: float, turn: int) -> float:
-    """From the first prompt up, so that the mean is the level's."""
-    first = min(max(FIRST_PROMPT, shared), load.prompt_tokens)
-    share = turn / max(load.turns - 1, 1)
-    return first + min(share, 1.0) * 2.0 * (load.prompt_tokens - first)
+    """It grows by what is new, around the level's mean."""
+    return max(load.prompt_tokens + load.new_tokens * (turn - (load.turns - 1) / 2.0), 1.1 * shared)
 
 
 def _evict(held: OrderedDict[int, float], room: float, shared: float) -> None:

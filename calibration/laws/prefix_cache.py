@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from math import log
+from typing import NamedTuple
 
 from replicast.calibration.laws.cache_causes import CAUSES, CacheLoad, Cause, hit_rate
 from replicast.calibration.laws.figures import (
@@ -35,6 +36,8 @@ LOWEST_ALONE = 0.61  # of recorded conversations
 TURNS = 10  # requests a session from which its cold start no longer dominates
 STATE_TOKENS = 8_192.0  # a chunk of the default token budget
 TYPICAL_GROWTH = 0.03  # of a prompt, by a turn of a recorded session
+LEAST_GROWTH = 0.005
+COLD_TOKENS = 25_000.0  # computed by the first prompt of a session
 _SEED = 7
 
 EXCLUDES = {
@@ -178,18 +181,16 @@ def _causes(case: Case, low: list[int], pool: float | None, severity: Severity) 
         if cause == "coarse states" and case.facts is not None and not case.facts.model.hybrid:
             excluded.append("coarse states (the model has full attention only)")
             continue
-        off = [(abs(_deviation(level, _simulated(case, cause, level, pool))), level) for level in levels]
-        sd, where = max(off, key=lambda pair: pair[0])
         expected = _simulated(case, cause, worst, pool)
-        evidence.append((f"hit_rate_if_{cause.replace(' ', '_')}", expected))
+        name = cause.replace(" ", "_")
+        evidence += [(f"hit_rate_if_{name}_low", expected.low), (f"hit_rate_if_{name}_high", expected.high)]
+        off = [(_deviation(level, _simulated(case, cause, level, pool)), i) for i, level in enumerate(levels)]
+        sd, at = max(off)
         if sd > FAIL_SD:
-            there = _simulated(case, cause, where, pool)
-            excluded.append(
-                f"{cause} (would give {100 * there:.0f}% at {label(where)}, not "
-                f"{100 * (where.hit_rate or 0):.0f}%)"
-            )
+            there, hit = _simulated(case, cause, levels[at], pool), levels[at].hit_rate or 0.0
+            excluded.append(f"{cause} (would give {there} at {label(levels[at])}, not {100 * hit:.0f}%)")
         else:
-            fits.append(f"{cause} (would give {100 * expected:.0f}%)")
+            fits.append(f"{cause} (would give {expected})")
     than = "sessions reuse by themselves" if severity == "warn" else "c=1"
     text = (
         f"{listed([case.levels[at] for at in low])} {'reuse' if len(low) > 1 else 'reuses'} "
@@ -213,28 +214,53 @@ def _remedy(fits: list[str], pool: float | None) -> str:
     return "To decide: " + "; ".join(f"{name} is excluded by {EXCLUDES[name]}" for name in names)
 
 
-def _simulated(case: Case, cause: Cause, level: SweepLevel, pool: float | None) -> float:
-    """Hit rate of the level's sessions under one cause; whatever is alive competes for the pool."""
+class _Expected(NamedTuple):
+    """Between what the hit rate would be."""
+
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        low, high = f"{100 * self.low:.0f}", f"{100 * self.high:.0f}"
+        return f"{low}%" if low == high else f"{low} to {high}%"
+
+
+def _simulated(case: Case, cause: Cause, level: SweepLevel, pool: float | None) -> _Expected:
+    """Hit rate of the level's sessions under one cause.
+
+    Under eviction at worst all that is alive (sub-agents, strangers) holds a context and comes in turn, at
+    best only sessions do, at random.
+    """
     own = level.concurrency or max(round(alive(level)), 1)
-    sessions = max(round(alive(level)), 1) if cause == "eviction" else own
+    rivals = max(round(alive(level)), 1) if cause == "eviction" else own
     count, prompt = requests(level) or 1.0, prompt_length(level) or 1.0
     turns = max(round(count / own), 1)
-    load = CacheLoad(sessions, turns, prompt, _new_tokens(case, prompt), pool, STATE_TOKENS)
-    return hit_rate(cause, load, _SEED)
+    load = CacheLoad(own, turns, prompt, _new_tokens(case, prompt), pool, STATE_TOKENS)
+    found = (
+        hit_rate(cause, load._replace(sessions=rivals), _SEED, in_turn=True),
+        hit_rate(cause, load, _SEED),
+    )
+    return _Expected(min(found), max(found))
 
 
 def _new_tokens(case: Case, prompt: float) -> float:
-    """Tokens that a turn adds: what one session alone computes, where it reuses as sessions do."""
-    at = case.index(1)
-    alone = case.levels[at] if at is not None else None
-    if alone is not None and (alone.hit_rate or 0.0) >= LOWEST_ALONE and (requests(alone) or 0) >= TURNS:
-        return (1.0 - (alone.hit_rate or 0.0)) * (prompt_length(alone) or prompt)
-    return TYPICAL_GROWTH * prompt
+    """Tokens that a turn adds: what the level with the best hit rate computes, less cold first prompts."""
+    known = [
+        level for level in case.levels if (level.hit_rate or 0.0) >= LOWEST_ALONE and prompt_length(level)
+    ]
+    best = max(known, key=lambda level: level.hit_rate or 0.0, default=None)
+    if best is None:
+        return TYPICAL_GROWTH * prompt
+    length, count = prompt_length(best) or prompt, requests(best) or 1.0
+    cold = min(length, COLD_TOKENS) * (best.concurrency or 1) / count
+    return max((1.0 - (best.hit_rate or 0.0)) * length - cold, LEAST_GROWTH * prompt)
 
 
-def _deviation(level: SweepLevel, simulated: float) -> float:
-    missed, expected = 1.0 - (level.hit_rate or 0.0), 1.0 - simulated
-    return log(max(missed, 1e-3) / max(expected, 1e-3)) / NOISE["prefill"]
+def _deviation(level: SweepLevel, expected: _Expected) -> float:
+    """Standard deviations by which computed tokens miss what was expected."""
+    missed = max(1.0 - (level.hit_rate or 0.0), 1e-3)
+    least, most = max(1.0 - expected.high, 1e-3), max(1.0 - expected.low, 1e-3)
+    return max(log(missed / most), log(least / missed), 0.0) / NOISE["prefill"]
 
 
 def _usage(case: Case) -> list[Finding]:
