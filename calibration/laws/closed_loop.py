@@ -7,11 +7,7 @@ A session sends its next request when the last is answered, so with p parallel r
 * p told: a breach fails the level. A session that has just been replaced may still hold its p.
 * p not told: c = 1 shows one session; its peak is the least p that explains it. More at other levels means
   that other sessions did more at once, which is no fault while it grows with c.
-* In any case running + waiting must *grow* with c: c sessions hold c times as many requests as one, and a
-  slower server makes each stay longer: d log(running + waiting) / d log c >= 1. Work that is there whatever c
-  is comes from outside the level. It fails if at least as many pairs of levels fall as rise (Kendall's S), or
-  if the exponent is below 1 by more than noise: that of SESSION_CV, and DRIFT for sessions that are seen
-  earlier in their life where the server is slow.
+* In any case running + waiting must grow with c (`growth.py`).
 * One level may stand out: its requests a session against those of all other levels together. Means over c
   sessions vary by SESSION_CV/sqrt(c).
 
@@ -20,49 +16,33 @@ Without scrapes means are used; the sum of two peaks is an upper bound and convi
 
 from __future__ import annotations
 
-from math import inf, log, sqrt
-from typing import NamedTuple
+from math import log, sqrt
 
 from replicast.calibration.laws.figures import (
     FAIL_SD,
     SESSION_CV,
     WARN_SD,
-    Peak,
     in_system,
     in_system_at,
     peak_in_system,
 )
 from replicast.calibration.laws.findings import Answer, Case, Evidence, Finding, Row, label, listed, show
+from replicast.calibration.laws.growth import CHECK, LAW, STALE, Held, does_not_grow
 
-LAW = 2
-CHECK = "in system"
-STALE = "Restart the server, run c=1 first, drain between levels; end clients of earlier runs."
-DRIFT = 0.1
 TELL = "Tell how many requests one session can have at once (--parallel-per-session N)."
-
-
-class _Held(NamedTuple):
-    at: int
-    concurrency: int
-    mean: float
-    peak: Peak
-
-    @property
-    def per_session(self) -> float:
-        return self.mean / self.concurrency
 
 
 def closed_loop(case: Case) -> Answer:
     """Findings on the number of requests in the system."""
     held = [
-        _Held(i, level.concurrency, mean, peak)
+        Held(i, level.concurrency, mean, peak)
         for i, level in enumerate(case.levels)
         if level.concurrency
         and (mean := in_system(level)) is not None
         and (peak := peak_in_system(level)) is not None
     ]
     findings: list[Finding] = []
-    stale = _does_not_grow(case, held)
+    stale = does_not_grow(case, held)
     findings += stale
     if case.parallel_per_session is not None:
         findings += _beyond(case, case.parallel_per_session)
@@ -87,57 +67,6 @@ def _row(case: Case) -> Row:
         else "closed loop: running + waiting grow with the sessions"
     )
     return Row(CHECK, "in system", tuple(cells), law)
-
-
-def _does_not_grow(case: Case, held: list[_Held]) -> list[Finding]:
-    pairs = [(a, b) for i, a in enumerate(held) for b in held[i + 1 :] if b.concurrency > a.concurrency]
-    if not pairs or (len(held) < 3 and held[0].concurrency == 1):
-        return []
-    grows = sum((b.mean > a.mean) - (b.mean < a.mean) for a, b in pairs)
-    exponent, noise = _exponent(held)
-    # Without c=1 nothing else speaks for many requests a session, so that less is asked to convict.
-    limit = FAIL_SD if held[0].concurrency == 1 else WARN_SD
-    if grows > 0 and exponent >= 1.0 - limit * noise:
-        return []
-    first, last = held[0], held[-1]
-    means = ", ".join(show(one.mean) for one in held)
-    return [
-        Finding(
-            LAW,
-            CHECK,
-            "fail",
-            f"{means} requests in the system at {listed([case.levels[one.at] for one in held])}: it does "
-            f"not grow as the sessions do. At c={first.concurrency} that is {show(first.per_session)} "
-            f"requests a session, at c={last.concurrency} {show(last.per_session)}: most of it is work "
-            "from outside these levels",
-            (
-                ("kendall_s", grows),
-                ("pairs", len(pairs)),
-                ("exponent", exponent),
-                ("exponent_noise", noise),
-                ("in_system_mean_first", first.mean),
-                ("in_system_mean_last", last.mean),
-                ("per_session_first", first.per_session),
-                ("per_session_last", last.per_session),
-            ),
-            STALE,
-        )
-    ]
-
-
-def _exponent(held: list[_Held]) -> tuple[float, float]:
-    """Of running + waiting in c, by weighted least squares on logarithms, and its standard deviation."""
-    points = [(log(one.concurrency), log(one.mean), one.concurrency) for one in held if one.mean > 0]
-    weights = [1.0 / (SESSION_CV**2 / c + DRIFT**2) for _, _, c in points]
-    total = sum(weights)
-    if not total:
-        return 1.0, inf
-    middle = sum(w * x for w, (x, _, _) in zip(weights, points, strict=True)) / total
-    spread = sum(w * (x - middle) ** 2 for w, (x, _, _) in zip(weights, points, strict=True))
-    if spread <= 0:
-        return 1.0, inf
-    slope = sum(w * (x - middle) * y for w, (x, y, _) in zip(weights, points, strict=True)) / spread
-    return slope, 1.0 / sqrt(spread)
 
 
 def _beyond(case: Case, p: int) -> list[Finding]:
@@ -174,7 +103,7 @@ def _beyond(case: Case, p: int) -> list[Finding]:
     return findings
 
 
-def _stands_out(case: Case, held: list[_Held]) -> list[Finding]:
+def _stands_out(case: Case, held: list[Held]) -> list[Finding]:
     findings = []
     shown = next((one.peak.high for one in held if one.concurrency == 1), None)
     for one in held:
@@ -207,7 +136,7 @@ def _stands_out(case: Case, held: list[_Held]) -> list[Finding]:
     return findings
 
 
-def _too_many(one: _Held, usual: float, sd: float) -> Finding:
+def _too_many(one: Held, usual: float, sd: float) -> Finding:
     fail = sd > FAIL_SD
     return Finding(
         LAW,
@@ -222,7 +151,7 @@ def _too_many(one: _Held, usual: float, sd: float) -> Finding:
     )
 
 
-def _apart(one: _Held, usual: float, sd: float) -> Evidence:
+def _apart(one: Held, usual: float, sd: float) -> Evidence:
     return (
         ("per_session", one.per_session),
         ("per_session_elsewhere", usual),
@@ -230,7 +159,7 @@ def _apart(one: _Held, usual: float, sd: float) -> Evidence:
     )
 
 
-def _inferred(case: Case, held: list[_Held]) -> list[Finding]:
+def _inferred(case: Case, held: list[Held]) -> list[Finding]:
     base = next((one for one in held if one.concurrency == 1), None)
     if base is None:
         return [
@@ -283,7 +212,7 @@ def _inferred(case: Case, held: list[_Held]) -> list[Finding]:
     return findings
 
 
-def _carried_over(case: Case, held: list[_Held]) -> list[Finding]:
+def _carried_over(case: Case, held: list[Held]) -> list[Finding]:
     findings = []
     for one in held:
         series = in_system_at(case.levels[one.at])
