@@ -16,8 +16,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any, cast, get_args
 
 from replicast.sim.config import (
@@ -31,8 +32,8 @@ from replicast.sim.config import (
     Rules,
 )
 from replicast.sim.errors import InputError
-from replicast.sim.hybrid import parse_retention, verify_hybrid
-from replicast.sim.kv_groups import parse_groups
+from replicast.sim.hybrid import in_flight_tokens, parse_retention, verify_hybrid, with_drafts
+from replicast.sim.kv_groups import blocks_of_tokens, parse_groups
 
 __all__ = ["FIELDS", "EngineArgs", "Field", "ResolvedConfig", "resolve", "rules_of", "verify"]
 
@@ -155,7 +156,7 @@ class _Layers:
         self.origins[name] = found[0] if found else f"default ({why})"
         return found[1] if found else default
 
-    def pool(self, block_size: int) -> int:
+    def pool(self, blocks_of: Callable[[int], int], unit: str) -> int:
         """Blocks of the KV pool; tokens and blocks of the same layer contradict each other."""
         for origin, layer in self._layers:
             blocks, tokens = layer.num_gpu_blocks, layer.kv_cache_tokens
@@ -169,8 +170,8 @@ class _Layers:
                 return blocks
             if tokens is not None:
                 _at_least("kv_cache_tokens", tokens, 1)
-                self.origins["num_gpu_blocks"] = f"{origin} ({tokens:,} tokens in blocks of {block_size:,})"
-                return tokens // block_size
+                self.origins["num_gpu_blocks"] = f"{origin} ({tokens:,} tokens in {unit})"
+                return blocks_of(tokens)
         raise InputError(
             "the size of the KV pool is not known",
             remedy="Give --num-gpu-blocks, or --kv-cache-tokens with the boot log's 'GPU KV cache size'.",
@@ -224,8 +225,21 @@ def resolve(flags: EngineArgs, profile: EngineArgs | None = None) -> ResolvedCon
     if drafts and layers.given("spec_accept") is None:
         warnings.append("spec_accept is unset: no draft token is accepted")
     ngram = drafts > 0 and lookahead == 0
+    async_scheduling: bool = layers.take(
+        "async_scheduling", not ngram, "off with n-gram speculation" if ngram else "vLLM's own"
+    )
+    pool = layers.pool(lambda tokens: tokens // block_size, f"blocks of {block_size:,}")
+    if groups is not None:
+        groups = with_drafts(groups, drafts)
+        in_flight = in_flight_tokens(budget, async_scheduling, rules)
+        pool = layers.pool(
+            partial(
+                blocks_of_tokens, groups=groups, max_model_len=max_model_len, max_in_flight_tokens=in_flight
+            ),
+            f"requests of {max_model_len:,}",
+        )
     config = EngineConfig(
-        num_gpu_blocks=layers.pool(block_size),
+        num_gpu_blocks=pool,
         max_num_batched_tokens=budget,
         max_num_seqs=seats,
         max_model_len=max_model_len,
@@ -236,9 +250,7 @@ def resolve(flags: EngineArgs, profile: EngineArgs | None = None) -> ResolvedCon
         scheduling_policy=layers.take("scheduling_policy", "fcfs"),
         scheduler_reserve_full_isl=layers.take("scheduler_reserve_full_isl", True),
         watermark=layers.take("watermark", 0.0),
-        async_scheduling=layers.take(
-            "async_scheduling", not ngram, "off with n-gram speculation" if ngram else "vLLM's own"
-        ),
+        async_scheduling=async_scheduling,
         num_speculative_tokens=drafts,
         spec_accept=accept,
         num_lookahead_tokens=lookahead,

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from replicast.sim.config import EngineConfig, Rules
 from replicast.sim.errors import InputError
-from replicast.sim.kv_groups import KVGroup, num_blocks_needed, verify_groups
+from replicast.sim.kv_groups import KVGroup, blocks_per_request, verify_groups
+
+
+def in_flight_tokens(max_num_batched_tokens: int, async_scheduling: bool, rules: Rules) -> int:
+    """The most tokens scheduled and not yet computed; 0.25 counts one batch even where two are in flight."""
+    return max_num_batched_tokens * (2 if async_scheduling and rules != "0.25.1" else 1)
+
+
+def with_drafts(groups: tuple[KVGroup, ...], num_speculative_tokens: int) -> tuple[KVGroup, ...]:
+    """The groups of a model that speculates: a state more for each draft."""
+    return tuple(
+        replace(group, num_speculative_blocks=num_speculative_tokens) if group.kind == "mamba" else group
+        for group in groups
+    )
 
 
 def verify_hybrid(c: EngineConfig, groups: tuple[KVGroup, ...]) -> None:
     """Refuse what vLLM refuses to boot with these groups."""
     verify_groups(groups, c.block_size, c.enable_prefix_caching, c.prefix_cache_retention_interval)
-    in_flight = c.max_num_batched_tokens * (2 if c.async_scheduling and c.rules != "0.25.1" else 1)
-    needed = sum(num_blocks_needed(group, c.max_model_len, in_flight) for group in groups)
+    in_flight = in_flight_tokens(c.max_num_batched_tokens, c.async_scheduling, c.rules)
+    needed = blocks_per_request(groups, c.max_model_len, in_flight)
     if needed > c.num_usable_blocks:
         raise InputError(
             f"vLLM does not start: to serve at least one request with the model's max seq len "

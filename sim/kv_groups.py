@@ -82,6 +82,23 @@ def num_blocks_needed(group: KVGroup, max_model_len: int, max_in_flight_tokens: 
     return -(-tokens // group.block_size) + (group.sliding_window is not None)
 
 
+def blocks_per_request(groups: Sequence[KVGroup], max_model_len: int, max_in_flight_tokens: int = 0) -> int:
+    """Blocks that vLLM counts for one request of max_model_len."""
+    return sum(num_blocks_needed(group, max_model_len, max_in_flight_tokens) for group in groups)
+
+
+def blocks_of_tokens(
+    tokens: int, groups: Sequence[KVGroup], max_model_len: int, max_in_flight_tokens: int = 0
+) -> int:
+    """The blocks behind the boot log's "GPU KV cache size", which for several groups is the number of
+    requests of max_model_len that fit, times max_model_len.
+
+    >>> blocks_of_tokens(413_075, parse_groups("full, 3 x mamba", 2096, 262_144, align=True), 262_144)
+    208
+    """
+    return -(-tokens * blocks_per_request(groups, max_model_len, max_in_flight_tokens) // max_model_len)
+
+
 def scheduler_block_size(groups: Sequence[KVGroup]) -> int:
     """Hits are multiples of this many tokens."""
     return lcm(*(group.block_size for group in groups))

@@ -20,6 +20,7 @@ from replicast.sim.engine.stepwise.groups.full import CacheSettings, FullGroup, 
 from replicast.sim.engine.stepwise.groups.lookup import Hit, PrefixLookup
 from replicast.sim.engine.stepwise.groups.mamba import AlignedMambaGroup, MambaGroup
 from replicast.sim.engine.stepwise.groups.window import WindowGroup
+from replicast.sim.hybrid import in_flight_tokens
 from replicast.sim.kv_groups import KVGroup, hash_block_size, scheduler_block_size
 
 __all__ = ["BlockPool", "Hit", "KVCacheManager", "RequestBlocks", "cdiv"]
@@ -67,8 +68,6 @@ class KVCacheManager:
     @classmethod
     def of(cls, config: EngineConfig) -> KVCacheManager:
         """The manager of an engine."""
-        is_25 = config.rules == "0.25.1"
-        batches_in_flight = 2 if config.async_scheduling and not is_25 else 1
         return cls(
             config.num_gpu_blocks,
             config.block_size,
@@ -77,8 +76,10 @@ class KVCacheManager:
             config.watermark,
             config.num_lookahead_tokens,
             kv_groups=config.kv_groups,
-            is_25=is_25,
-            max_in_flight_tokens=config.max_num_batched_tokens * batches_in_flight,
+            is_25=config.rules == "0.25.1",
+            max_in_flight_tokens=in_flight_tokens(
+                config.max_num_batched_tokens, config.async_scheduling, config.rules
+            ),
             retention_interval=config.prefix_cache_retention_interval,
         )
 
