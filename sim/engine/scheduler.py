@@ -259,7 +259,10 @@ class Scheduler:
             num_new = step.long_prefill_token_threshold
         if not self.config.enable_chunked_prefill and num_new > step.token_budget:
             return None
-        return min(num_new, step.token_budget), num_drafts
+        num_new = min(num_new, step.token_budget)
+        if num_drafts and num_new != 1 + num_drafts and not self.is_25:
+            num_new, num_drafts = 1, 0  # cut padding is worth nothing
+        return num_new, num_drafts
 
     def _pads_decode(self, step: _Step, num_hit_tokens: int) -> bool:
         """Speculation pads a one-token admission, so that a step of decodes stays uniform."""
