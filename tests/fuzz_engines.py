@@ -32,6 +32,7 @@ def difference(
         return None
     except IndexError:
         counts["stepwise failed"] += 1
+        print(f"seed {seed}: the stepwise engine failed")
         return None
     fast_engine = engine(case.config, case.step_time)
     try:
