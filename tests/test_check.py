@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from replicast.calibration.check import LAWS, check_sweep, usable_levels
+from replicast.calibration.check import LAWS, CheckResult, check_sweep, usable_levels
 from replicast.calibration.generate import CollectorSession, Scrape, write_collector_db
 from replicast.calibration.laws.findings import Answer, Case, Finding
 from replicast.calibration.profile import load_profile
@@ -211,6 +212,50 @@ def test_a_restart_in_a_database_leaves_its_level_out(tmp_path: Path) -> None:
     assert result.verdict == "usable-with-care"
     assert [result.labels()[i] for i in result.left_out] == ["c=5"]
     assert [f.law for f in result.of("fail")] == [7]
+
+
+def altered(folder: Path, alter: Callable[[CollectorSession], CollectorSession]) -> CheckResult:
+    """The verdict on a database whose level of five sessions was recorded otherwise."""
+    counters = ServerCounters()
+    sessions = [collected(c, 1.7e9 + 800 * n, counters) for n, c in enumerate((1, 2, 5, 10))]
+    path = folder / "sweep.duckdb"
+    write_collector_db(
+        path, [*sessions[:2], alter(sessions[2]), sessions[3]], model="m", interval_s=float(EVERY_S)
+    )
+    return check_sweep(read_sweep(path))
+
+
+def test_a_killed_server_in_a_database(tmp_path: Path) -> None:
+    def die(session: CollectorSession) -> CollectorSession:
+        dead = [replace(scrape, engines=(), error="refused") for scrape in session.scrapes[30:]]
+        return replace(session, scrapes=(*session.scrapes[:30], *dead))
+
+    result = altered(tmp_path, die)
+    assert [result.labels()[i] for i in result.left_out] == ["c=5"]
+    assert {f.law for f in result.of("fail")} == {7}
+
+
+def test_a_clock_that_jumps_in_a_database(tmp_path: Path) -> None:
+    def jump(session: CollectorSession) -> CollectorSession:
+        late = [replace(scrape, at_s=scrape.at_s + 70.0) for scrape in session.scrapes[40:]]
+        return replace(session, scrapes=(*session.scrapes[:40], *late))
+
+    result = altered(tmp_path, jump)
+    assert any(f.law == 7 and f.level == 2 and f.severity in ("fail", "warn") for f in result.findings)
+
+
+def test_a_queue_that_nobody_serves_in_a_database(tmp_path: Path) -> None:
+    def stuck(session: CollectorSession) -> CollectorSession:
+        scrapes = []
+        for scrape in session.scrapes:
+            gauges = dict(scrape.engines[0].gauges)
+            gauges["num_requests_waiting"] = float(gauges["num_requests_waiting"]) + 28.0  # type: ignore[arg-type]
+            scrapes.append(replace(scrape, engines=(replace(scrape.engines[0], gauges=gauges),)))
+        return replace(session, scrapes=tuple(scrapes))
+
+    result = altered(tmp_path, stuck)
+    assert [result.labels()[i] for i in result.left_out] == ["c=5"]
+    assert {2, 3} <= {f.law for f in result.of("fail")}
 
 
 def test_the_worked_example_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
