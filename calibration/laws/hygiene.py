@@ -212,10 +212,11 @@ def _failed(level: SweepLevel, at: int) -> Finding | None:
     bad, all_ = max(failed or 0.0, aborted), (finished or 0.0) + (failed or 0.0)
     if not all_ or bad / all_ <= max(0.1, rate_noise(level)):
         return None
+    # More failed than finished: what is left are the survivors.
     return Finding(
         LAW,
         CHECK,
-        "warn",
+        "fail" if 2 * bad > all_ else "warn",
         f"{show(bad)} of {show(all_)} requests failed or were aborted: sessions are shorter than they "
         "should be, and cold starts more frequent",
         (("requests_failed", bad), ("requests", all_)),

@@ -108,7 +108,10 @@ def check_text(result: CheckLike) -> str:
     serious = [f for f in result.findings if f.severity in MARKS]
     notes = [f for f in result.findings if f.severity not in MARKS]
     labels = result.labels()
-    parts += [line for finding in serious for line in _shown(finding, labels)]
+    told = ""
+    for finding in serious:
+        parts += _shown(finding, labels, remedy=finding.remedy != told)
+        told = finding.remedy
     if serious:
         parts.append("")
     if notes:
@@ -122,6 +125,8 @@ def check_table(result: CheckLike) -> str:
     """Checks against levels, with FAIL and WARN where a finding says so, and the law of each row."""
     rows = []
     for row in result.rows:
+        if all(cell in NOT_SEEN for cell in row.cells):
+            continue
         marks = _marks(result.findings, row)
         cells = [f"{cell or ' '}  {marks[i]}" if marks[i] else cell for i, cell in enumerate(row.cells)]
         rows.append([row.title, *cells, row.law])
@@ -231,15 +236,16 @@ def _worst(findings: Iterable[FindingLike]) -> str:
     return next((severity for severity in MARKS if severity in severities), "ok")
 
 
-def _shown(finding: FindingLike, labels: Sequence[str]) -> list[str]:
+def _shown(finding: FindingLike, labels: Sequence[str], *, remedy: bool) -> list[str]:
+    """The finding and its figures, and its remedy unless the one before has said the same."""
     at = "all levels" if finding.level is None else labels[finding.level]
     lines = _wrapped(
         f"{MARKS[finding.severity]} {at}: {finding.text}. (law {finding.law}, {finding.check})", " "
     )
-    figures = ", ".join(f"{name} {_figure(value)}" for name, value in finding.evidence)
+    figures = ", ".join(f"{name} {_figure(value)}" for name, value in finding.evidence if value is not None)
     if figures:
         lines += _wrapped(f"Figures: {figures}.", "      ")
-    if finding.remedy:
+    if finding.remedy and remedy:
         lines += _wrapped(f"Remedy: {finding.remedy}", "      ")
     return lines
 
