@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -224,3 +225,24 @@ def test_a_folder_where_a_file_should_be_written(tmp_path: Path) -> None:
     assert done.exit_code == 1
     assert "requests.csv: cannot be written: Is a directory" in done.stderr
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["requests.csv"]
+
+
+@pytest.mark.parametrize("line", [{"session": "b", "parent": "a"}, row(0, id="b#0")])
+def test_sessions_of_another_file(tmp_path: Path, line: dict[str, object]) -> None:
+    first, second = trace(tmp_path, row(0)), tmp_path / "second.jsonl"
+    second.write_text(f'{{"canon": 1}}\n{json.dumps(line)}\n')
+    assert "second.jsonl:2: " in fails("trace", "show", first, second)
+
+
+def test_a_long_chain_of_sub_agents(tmp_path: Path) -> None:
+    rows: list[dict[str, object] | str] = [row(0)]
+    for level in range(1, 10_001):
+        parent = f"a/{level - 1}" if level > 1 else "a"
+        rows.append({"session": f"a/{level}", "parent": parent, "spawn_after": "a#0"})
+        rows.append(row(0, id=f"{level}", session=f"a/{level}"))
+    started = time.process_time()
+    done = CliRunner().invoke(
+        main, ["trace", "convert", str(trace(tmp_path, *rows)), "-o", str(tmp_path / "x")]
+    )
+    assert done.exit_code == 0, done.output
+    assert time.process_time() - started < 8  # a walk to the root from each took 17

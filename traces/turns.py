@@ -11,7 +11,7 @@ the time it took.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -65,7 +65,8 @@ class Builder:
         self._skip = skip_bad_rows
         self._streams = Streams()
         self._nodes: dict[str, Node] = {}
-        self._contexts: dict[str, Context] = {}
+        self._contexts: dict[str, Context] = {}  # of the trace at hand
+        self._earlier: set[str] = set()  # names of sessions of the traces before
         self._all_ids: frozenset[str] | None = None  # of the trace at hand, made when first needed
         self.bad_places: list[str] = []  # rows left out because they do not fit the others
         self.bad_sessions: list[str] = []  # those of them that are session lines
@@ -101,6 +102,8 @@ class Builder:
                 out.append(session)
         for context in contexts:
             context.nodes.clear()  # a cycle less for the collector
+        self._earlier.update(self._contexts)
+        self._contexts = {}
         return out
 
     def _bad(self, bad: BadRowError, place: str) -> None:
@@ -120,7 +123,7 @@ class Builder:
             if not isinstance(line, TraceSession):
                 continue
             try:
-                if line.session in self._contexts:
+                if line.session in self._contexts or line.session in self._earlier:
                     raise BadRowError("duplicate session", f"session {line.session!r} was there before")
                 _check_shared(line)
             except BadRowError as bad:
@@ -134,9 +137,12 @@ class Builder:
         linked: list[Context] = []
         by_ids = header.block_size is not None and header.block_scope in ("global", "session_tree")
         file_ids = IdSpace(header.block_size or 1, self._streams) if header.block_scope == "global" else None
+        own = dict(self._contexts)
+        roots: dict[str, Context] = {}
         for member in opened:
             try:
-                member.root = self._root(member)
+                root = _root(member, own, roots)
+                member.root = None if root is member else root
             except BadRowError as bad:
                 self._bad_session(bad, member.place)
                 del self._contexts[member.session.session]
@@ -149,21 +155,6 @@ class Builder:
                     root.ids = file_ids or IdSpace(header.block_size or 1, self._streams)
                 member.ids = root.ids
         return linked
-
-    def _root(self, context: Context) -> Context | None:
-        seen, parent = {context.session.session}, context.session.parent
-        root: Context | None = None
-        while parent is not None:
-            if parent in seen:
-                raise BadRowError(
-                    "cycle of parents", f"session {context.session.session!r} is its own ancestor"
-                )
-            if parent not in self._contexts:
-                raise BadRowError("unknown parent", f"parent {parent!r} is no session of this trace")
-            seen.add(parent)
-            root = self._contexts[parent]
-            parent = root.session.parent
-        return root
 
     def _claim_shared(self, trace: CanonicalTrace) -> None:
         for line in trace.lines:
@@ -301,6 +292,26 @@ class Builder:
         root = tree[0].context.root or tree[0].context
         start_s = turns[0].arrival_s if trace.header.has_global_clock else None
         return Session(root.session.session, tuple(turns), start_s, root.place)
+
+
+def _root(context: Context, own: Mapping[str, Context], roots: dict[str, Context]) -> Context:
+    """The root of `context` among the trace's `own` contexts; `roots` remembers those found before."""
+    path: dict[str, None] = {}
+    root = context
+    while root.session.session not in roots:
+        path[root.session.session] = None
+        parent = root.session.parent
+        if parent is None:
+            roots[root.session.session] = root
+        elif parent in path:
+            raise BadRowError("cycle of parents", f"session {context.session.session!r} is its own ancestor")
+        elif parent not in own:
+            raise BadRowError("unknown parent", f"parent {parent!r} is no session of this trace")
+        else:
+            root = own[parent]
+    root = roots[root.session.session]
+    roots.update(dict.fromkeys(path, root))
+    return root
 
 
 def _check_shared(session: TraceSession) -> None:
