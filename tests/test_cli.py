@@ -14,6 +14,7 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner, Result
+from replicast.calibration.profile import load_profile
 from replicast.calibration.readers.detect import FORMATS as SWEEPS_DETECTED
 from replicast.cli import main
 from replicast.commands.options import FORMATS, SWEEP_FORMATS
@@ -181,12 +182,15 @@ def test_trace_commands(trace: Path, tmp_path: Path) -> None:
     assert "asked for" in made.stdout
 
 
-def test_demo_ends_with_the_next_command(tmp_path: Path) -> None:
-    done = replicast("demo", "--out", tmp_path / "demo")
+def test_demo_is_the_whole_tour(tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    done = replicast("demo", "--out", out)
     assert done.exit_code == 0, done.output
+    assert "Not usable: 3 of 3 levels fail" in done.stdout
+    assert load_profile(out / "server.toml").status == "calibrated"
     assert "replicas  measured  TTFT p50" in done.stdout
-    assert done.stdout.splitlines()[-1].startswith("Next, on your own sessions: replicast replay")
-    assert (tmp_path / "demo" / "replay.png").stat().st_size > 0
+    assert done.stdout.splitlines()[-1].strip().startswith("replicast replay ~/.claude/projects")
+    assert (out / "replay.png").stat().st_size > 0
 
 
 def test_a_closed_pipe_is_no_traceback(trace: Path) -> None:
