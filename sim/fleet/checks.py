@@ -2,42 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from replicast.sim.config import EngineConfig
 from replicast.sim.errors import InputError
 from replicast.sim.fleet.config import FleetConfig
 from replicast.sim.workload import Session, Turn
 
 
-def check_sessions(sessions: Sequence[Session], config: EngineConfig, fleet: FleetConfig) -> None:
-    """Raise for an empty trace, and for the first turn that cannot be served."""
-    if not any(session.turns for session in sessions):
-        raise InputError("the trace holds no turns", remedy="give a trace with at least one request")
-    pool_tokens = config.num_usable_blocks * config.block_size
-    may_outgrow_pool = config.max_model_len > pool_tokens
-    for session in sessions:
+class SessionCheck:
+    """Raises for the first turn of a session that cannot be served."""
+
+    def __init__(self, config: EngineConfig, fleet: FleetConfig) -> None:
+        self._max_model_len = config.max_model_len
+        self._pool_tokens = config.num_usable_blocks * config.block_size
+        self._may_outgrow_pool = config.max_model_len > self._pool_tokens
+        self._refuses_long = fleet.over_length == "error"
+
+    def __call__(self, session: Session) -> None:
+        """Check all turns."""
         for index, turn in enumerate(session.turns):
-            if any(not 0 <= before < index for before in turn.depends_on):
-                raise _bad(session, turn, "depends on a turn that does not come before it")
-            if turn.num_prompt_tokens < 1:
-                raise _bad(session, turn, f"has a prompt of {turn.num_prompt_tokens} tokens")
-            if turn.num_prompt_tokens >= config.max_model_len:
-                if fleet.over_length == "error":
+            for before in turn.depends_on:
+                if not 0 <= before < index:
+                    raise _bad(session, turn, "depends on a turn that does not come before it")
+            prompt = turn.num_prompt_tokens
+            if prompt < 1:
+                raise _bad(session, turn, f"has a prompt of {prompt} tokens")
+            if prompt >= self._max_model_len:
+                if self._refuses_long:
                     raise _bad(
                         session,
                         turn,
-                        f"has a prompt of {turn.num_prompt_tokens} tokens, "
-                        f"max_model_len is {config.max_model_len}",
+                        f"has a prompt of {prompt} tokens, max_model_len is {self._max_model_len}",
                         remedy="raise max_model_len, or let such requests be rejected",
                     )
-            elif may_outgrow_pool:
-                tokens = min(turn.num_prompt_tokens + turn.num_output_tokens, config.max_model_len)
-                if tokens > pool_tokens:
+            elif self._may_outgrow_pool:
+                tokens = min(prompt + turn.num_output_tokens, self._max_model_len)
+                if tokens > self._pool_tokens:
                     raise _bad(
                         session,
                         turn,
-                        f"needs {tokens} tokens of KV cache, the pool of one replica holds {pool_tokens}",
+                        f"needs {tokens} tokens of KV cache, the pool of one replica holds "
+                        f"{self._pool_tokens}",
                         remedy="raise num_gpu_blocks, or lower max_model_len so that it is rejected",
                     )
 

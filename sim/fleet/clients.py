@@ -3,22 +3,24 @@
 A turn without dependencies is sent when its session starts, any other `delay_s` after the last reply that
 it depends on; so sub-agents fork and join by `depends_on` alone. A rejected request counts as replied:
 its session goes on, or is truncated (nothing more of it is sent). The human part of a delay is capped.
+Only live sessions are held.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-from replicast.sim.errors import InputError
 from replicast.sim.fleet.config import FleetConfig, capped_delay
-from replicast.sim.fleet.events import ARRIVAL, Call, Clock, Repeating
+from replicast.sim.fleet.events import ARRIVAL, Clock
+from replicast.sim.fleet.source import Arrivals, Source, Taken
 from replicast.sim.ticks import Tick, ticks
-from replicast.sim.workload import Seconds, Session, Turn
+from replicast.sim.workload import Seconds, Turn
 
-Send = Callable[[int, int], None]
+Send = Callable[[int, int, Turn], None]
 
 
 class Follower(NamedTuple):
@@ -36,44 +38,44 @@ class _Live:
     a reply (turns that are sent by the clock wait for none).
     """
 
+    index: int
+    turns: tuple[Turn, ...]
     missing: list[int]
     dependents: dict[int, list[int]]
-    pending: int  # turns due or in flight
+    pending: int = 0  # turns due or in flight
     truncated: bool = False
 
 
 class Clients:
-    """Calls `send(session_index, turn_index)` at each arrival, and is told of each reply.
+    """Calls `send(session_index, turn_index, turn)` at each arrival, and is told of each reply.
 
-    `on_session_end(replaced)` is called when a session has finished; `replaced` says whether another
-    one has taken its place. With `followers` (closed loop) each developer has sessions of its own: the
-    first `fleet.sessions` ones begin, any other after the one that it follows.
+    `on_session_end(session_index, replaced)` is called when a session has finished; `replaced` says whether
+    another one has taken its place. With `followers` (closed loop) each developer has sessions of its own:
+    the first `fleet.sessions` ones begin, any other after the one that it follows.
     """
 
     def __init__(
         self,
         clock: Clock,
-        sessions: Sequence[Session],
+        source: Source,
         fleet: FleetConfig,
         rng: np.random.Generator,
         send: Send,
-        on_session_end: Callable[[bool], None],
+        on_session_end: Callable[[int, bool], None],
         followers: Mapping[int, Follower] | None = None,
     ) -> None:
         self._clock = clock
-        self._sessions = sessions
+        self._source = source
         self._fleet = fleet
         self._rng = rng
         self._send = send
         self._on_session_end = on_session_end
         self._followers = followers
         self._live: dict[int, _Live] = {}
-        self._next_session = 0
-        self._arrivals: Iterator[tuple[Tick, int, int]] = iter(())
-        self._next_arrival = (0, 0, 0)
-        self._arrives = Repeating(clock, self._recorded)
-        self._timed_turns: dict[int, int] = {}
-        self._num_to_run = len(sessions)
+        self._by_arrival: Iterator[tuple[Taken, Arrivals]] = iter(())
+        self._first_s: Seconds | None = None  # tick 0 of recorded arrivals
+        self._num_coming = 0  # sessions with a start scheduled
+        self._no_more = False  # none is left to be scheduled
         self.stopped = False  # nothing new is sent any more
         self.num_started = 0
         self.num_finished = 0
@@ -83,84 +85,106 @@ class Clients:
     @property
     def exhausted(self) -> bool:
         """All sessions of the trace have finished."""
-        return self.num_finished == self._num_to_run
+        return self._no_more and not self._live and not self._num_coming
 
     def start(self) -> None:
         """Schedule the first sessions, or the recorded arrivals."""
         if self._fleet.loop == "closed":
             self._start_closed()
         else:
-            arrivals = recorded_arrivals(self._sessions, every_turn=self._fleet.loop == "open")
-            for _, session_index, _ in arrivals:
-                self._timed_turns[session_index] = self._timed_turns.get(session_index, 0) + 1
-            self._num_to_run = len(self._timed_turns)
-            self._arrivals = iter(arrivals)
-            self._await_arrival()
+            self._by_arrival = self._source.by_arrival(every_turn=self._fleet.loop == "open")
+            self._await_session()
+
+    # Closed loop: a session starts when another has ended
 
     def _start_closed(self) -> None:
-        sessions, stagger_s = self._fleet.sessions, self._fleet.stagger_s
-        assert sessions is not None
+        live, stagger_s = self._fleet.sessions, self._fleet.stagger_s
+        assert live is not None
         assert stagger_s is not None
-        live = min(sessions, len(self._sessions))
-        starts = np.sort(self._rng.uniform(0.0, stagger_s, size=live))
-        for start_s in starts - starts[0] if live else starts:
-            Call(self._clock, ticks(float(start_s)), ARRIVAL, self._start_next)
-        self._next_session = live
-        self._first_sessions = iter(range(live))
+        first = [taken for _ in range(live) if (taken := self._take()) is not None]
+        starts = np.sort(self._rng.uniform(0.0, stagger_s, size=len(first)))
+        for start_s, taken in zip(starts - starts[:1], first, strict=True):
+            self._start_at(ticks(float(start_s)), taken)
+        if self._followers is not None:
+            self._no_more = True  # but for those who follow, and they are scheduled at once
 
-    def _start_next(self, _: Call) -> None:
-        self._start_session(next(self._first_sessions))
+    def _take(self) -> Taken | None:
+        taken = self._source.take()
+        if taken is None:
+            self._no_more = True
+        return taken
 
-    def _start_session(self, index: int) -> None:
-        turns = self._sessions[index].turns
-        live = self._open_session(index)
-        roots = [t for t, turn in enumerate(turns) if not turn.depends_on]
+    def _start_at(self, tick: Tick, taken: Taken) -> None:
+        self._num_coming += 1
+        self._clock.call_at(tick, ARRIVAL, partial(self._start_coming, taken))
+
+    def _start_coming(self, taken: Taken) -> None:
+        self._num_coming -= 1
+        if not self.stopped:
+            self._start_session(taken)
+
+    def _start_session(self, taken: Taken) -> None:
+        live = self._open_session(taken)
+        roots = [t for t, turn in enumerate(live.turns) if not turn.depends_on]
         live.pending = max(len(roots), 1)
+        now = self._clock.tick
         for t in roots:
-            Call(self._clock, 0, ARRIVAL, self._due, (index, t))
+            self._clock.call_at(now, ARRIVAL, partial(self._due, live, t))
         if not roots:
-            Call(self._clock, 0, ARRIVAL, self._nothing_to_send, index)
+            self._clock.call_at(now, ARRIVAL, partial(self._ended, live))
 
-    def _nothing_to_send(self, event: Call) -> None:
-        self._ended(event.about)
-
-    def _open_session(self, index: int) -> _Live:
-        turns = self._sessions[index].turns
-        live = self._live[index] = _Live([len(turn.depends_on) for turn in turns], {}, 0)
+    def _open_session(self, taken: Taken) -> _Live:
+        turns = taken.session.turns
+        missing: list[int] = []
+        dependents: dict[int, list[int]] = {}
         by_clock = self._fleet.loop == "open"
         for t, turn in enumerate(turns):
-            if turn.depends_on and not (by_clock and turn.arrival_s is not None):
-                for before in turn.depends_on:
-                    live.dependents.setdefault(before, []).append(t)
+            depends_on = turn.depends_on
+            missing.append(len(depends_on))
+            if depends_on and not (by_clock and turn.arrival_s is not None):
+                for before in depends_on:
+                    dependents.setdefault(before, []).append(t)
         self.num_started += 1
+        live = self._live[taken.place] = _Live(taken.place, turns, missing, dependents)
         return live
 
-    def _await_arrival(self) -> None:
-        arrival = next(self._arrivals, None)
-        if arrival is not None:
-            self._next_arrival = arrival
-            self._clock.schedule(self._arrives, ARRIVAL, arrival[0] - self._clock.tick)
+    # Recorded arrivals
 
-    def _recorded(self, event: Repeating) -> None:
-        event.callbacks = event.calls
-        _, index, turn_index = self._next_arrival
-        self._await_arrival()
+    def _await_session(self) -> None:
+        coming = next(self._by_arrival, None)
+        if coming is None:
+            self._no_more = True
+            return
+        self._num_coming += 1
+        tick = self._tick_of(coming[1][0][0])
+        self._clock.call_at(tick, ARRIVAL, partial(self._session_arrives, *coming))
+
+    def _session_arrives(self, taken: Taken, arrivals: Arrivals) -> None:
+        """Schedule its arrivals and the next session, then send: an ARRIVAL hands over last."""
+        self._num_coming -= 1
         if self.stopped:
             return
-        live = self._live.get(index)
-        if live is None:
-            self._open_session(index).pending = self._timed_turns.pop(index)
-        self._send_or_drop(index, turn_index)
+        live = self._open_session(taken)
+        live.pending = len(arrivals)
+        for arrival_s, t in arrivals[1:]:
+            self._clock.call_at(self._tick_of(arrival_s), ARRIVAL, partial(self._due, live, t))
+        self._await_session()
+        self._due(live, arrivals[0][1])
 
-    def _due(self, event: Call) -> None:
-        if not self.stopped:
-            self._send_or_drop(*event.about)
+    def _tick_of(self, arrival_s: Seconds) -> Tick:
+        if self._first_s is None:
+            self._first_s = arrival_s
+        return ticks(arrival_s - self._first_s)
 
-    def _send_or_drop(self, index: int, turn_index: int) -> None:
-        if self._live[index].truncated:
-            self._ended(index)
+    # Turns
+
+    def _due(self, live: _Live, t: int) -> None:
+        if self.stopped:
+            return
+        if live.truncated:
+            self._ended(live)
         else:
-            self._send(index, turn_index)
+            self._send(live.index, t, live.turns[t])
 
     def replied(self, index: int, turn_index: int, rejected: bool) -> None:
         """The reply to a turn has reached its client now."""
@@ -170,62 +194,36 @@ class Clients:
             self.num_truncated += 1
         dependents = live.dependents.get(turn_index)
         if dependents and not live.truncated:
-            turns = self._sessions[index].turns
+            missing = live.missing
             for t in dependents:
-                live.missing[t] -= 1
-                if not live.missing[t]:
+                missing[t] -= 1
+                if not missing[t]:
                     live.pending += 1
-                    Call(self._clock, ticks(self._delay(turns[t])), ARRIVAL, self._due, (index, t))
-        self._ended(index)
+                    delay_s, capped = capped_delay(live.turns[t], self._fleet.think_cap_s)
+                    self.num_capped_delays += capped
+                    tick = self._clock.tick + ticks(delay_s)
+                    self._clock.call_at(tick, ARRIVAL, partial(self._due, live, t))
+        self._ended(live)
 
-    def _delay(self, turn: Turn) -> Seconds:
-        delay_s, capped = capped_delay(turn, self._fleet.think_cap_s)
-        self.num_capped_delays += capped
-        return delay_s
-
-    def _ended(self, index: int) -> None:
-        live = self._live[index]
+    def _ended(self, live: _Live) -> None:
+        """One turn fewer is due or in flight."""
         live.pending -= 1
         if not live.pending:
-            self._finish_session(index)
+            self._finish_session(live.index)
 
     def _finish_session(self, index: int) -> None:
         del self._live[index]
         self.num_finished += 1
         if self._followers is not None:
-            self._follow(self._followers.get(index))
+            self._follow(index, self._followers.get(index))
             return
-        replaced = self._fleet.loop == "closed" and self._next_session < len(self._sessions)
-        self._on_session_end(replaced)
-        if replaced and not self.stopped:
-            self._next_session += 1
-            self._start_session(self._next_session - 1)
+        following = None if self.stopped or self._fleet.loop != "closed" else self._take()
+        self._on_session_end(index, following is not None)
+        if following is not None:
+            self._start_session(following)
 
-    def _follow(self, follower: Follower | None) -> None:
-        self._on_session_end(follower is not None)
+    def _follow(self, index: int, follower: Follower | None) -> None:
+        self._on_session_end(index, follower is not None)
         if follower is not None and not self.stopped:
-            Call(self._clock, ticks(follower.gap_s), ARRIVAL, self._begin_follower, follower.session_index)
-
-    def _begin_follower(self, event: Call) -> None:
-        if not self.stopped:
-            self._start_session(event.about)
-
-
-def recorded_arrivals(sessions: Sequence[Session], *, every_turn: bool) -> list[tuple[Tick, int, int]]:
-    """(tick, session, turn) of what is sent by the clock, in order; the first arrival is tick 0.
-
-    With `every_turn` all turns with a recorded arrival; else only those that start a session.
-    """
-    times: list[tuple[Seconds, int, int]] = []
-    for index, session in enumerate(sessions):
-        for t, turn in enumerate(session.turns):
-            arrival_s = turn.arrival_s
-            if not turn.depends_on and arrival_s is None:
-                arrival_s = session.start_s
-            if arrival_s is not None and (every_turn or not turn.depends_on):
-                times.append((arrival_s, index, t))
-    if any(arrival_s != arrival_s for arrival_s, _, _ in times):
-        raise InputError("a recorded arrival is not a number")
-    times.sort()
-    first_s = times[0][0] if times else 0.0
-    return [(ticks(arrival_s - first_s), index, t) for arrival_s, index, t in times]
+            tick = self._clock.tick + ticks(follower.gap_s)
+            self._start_at(tick, self._source.at(follower.session_index))

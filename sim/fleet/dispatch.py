@@ -7,17 +7,18 @@ fails there as HTTP 400 does, and `max_tokens` is cut to what `max_model_len` le
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 
 from replicast.sim.config import EngineConfig
 from replicast.sim.fleet.config import FleetConfig
-from replicast.sim.fleet.events import ARRIVAL, REPLY, Call, Clock
+from replicast.sim.fleet.events import ARRIVAL, REPLY, Clock
 from replicast.sim.fleet.records import Flight, Recorder, RecordStatus
 from replicast.sim.fleet.replica import Replica
 from replicast.sim.fleet.routers import RoutedRequest, Router
 from replicast.sim.request import Request
 from replicast.sim.ticks import Tick, ticks
-from replicast.sim.workload import Segment, Session
+from replicast.sim.workload import Segment, Turn
 
 Replied = Callable[[int, int, bool], None]
 
@@ -31,25 +32,24 @@ class Dispatcher:
     def __init__(
         self,
         clock: Clock,
-        sessions: Sequence[Session],
         config: EngineConfig,
         fleet: FleetConfig,
         router: Router,
+        recorder: Recorder,
         progress: Callable[[int], None] | None,
     ) -> None:
         self._clock = clock
-        self._sessions = sessions
         self._max_model_len = config.max_model_len
         self._stops_at_eos = fleet.stops_at_eos
         self._fixed = ticks(fleet.front_end.fixed_s)
         self._per_token = ticks(fleet.front_end.per_prompt_token_s)
         self._delivery = ticks(fleet.front_end.delivery_s)
         self._router = router
+        self._recorder = recorder
         self._progress = progress
         self._in_flight: dict[int, Request] = {}
         self.replicas: list[Replica] = []
         self.on_reply: Replied = _nobody
-        self.recorder = Recorder()
         self.num_submitted = 0
         self.num_finished = 0
         self.num_rejected = 0
@@ -61,80 +61,73 @@ class Dispatcher:
         """Requests that arrived and have no reply yet."""
         return len(self._in_flight)
 
-    def send(self, session_index: int, turn_index: int) -> None:
+    def send(self, session_index: int, turn_index: int, turn: Turn) -> None:
         """A client sends a turn now."""
-        turn = self._sessions[session_index].turns[turn_index]
-        routed = RoutedRequest(turn.prompt, turn.num_prompt_tokens, session_index, turn.priority)
+        num_prompt_tokens, priority = turn.num_prompt_tokens, turn.priority
+        routed = RoutedRequest(turn.prompt, num_prompt_tokens, session_index, priority)
         replica = self._router.route(routed)
-        room = self._max_model_len - turn.num_prompt_tokens
+        room = self._max_model_len - num_prompt_tokens
         max_tokens, output = turn.num_output_tokens, turn.output
         if max_tokens < 1:
             # vLLM generates at least one token; its content is nobody's: streams of a trace are not negative.
             self.num_raised_outputs += 1
             max_tokens, output = 1, (Segment(-1 - session_index, turn_index, 1),)
         clipped = 0 < room < max_tokens
-        self.num_clipped_outputs += clipped
-        now: Tick = self._clock.tick
-        front_end = self._fixed + self._per_token * turn.num_prompt_tokens
+        if clipped:
+            self.num_clipped_outputs += 1
+            max_tokens = room
+        now = self._clock.tick
+        handed = now + self._fixed + self._per_token * num_prompt_tokens
         request = Request(
             request_id=self.num_submitted,
             prompt=turn.prompt,
             output=output,
-            num_prompt_tokens=turn.num_prompt_tokens,
-            max_tokens=room if clipped else max_tokens,
+            num_prompt_tokens=num_prompt_tokens,
+            max_tokens=max_tokens,
             stops_at_eos=self._stops_at_eos and not clipped,
-            priority=turn.priority,
-            arrival_tick=now + front_end,
+            priority=priority,
+            arrival_tick=handed,
             tag=Flight(session_index, turn_index, now, replica, routed),
         )
+        self._in_flight[self.num_submitted] = request
         self.num_submitted += 1
-        self._in_flight[request.request_id] = request
-        if front_end:
-            Call(self._clock, front_end, ARRIVAL, self._handled, request)
+        if room <= 0:
+            self._clock.call_at(handed + self._delivery, REPLY, partial(self._reject, request))
+        elif handed > now:
+            self._clock.call_at(handed, ARRIVAL, partial(self.replicas[replica].submit, request))
         else:
-            self._hand(request)
-
-    def _handled(self, event: Call) -> None:
-        self._hand(event.about)
-
-    def _hand(self, request: Request) -> None:
-        if request.num_prompt_tokens >= self._max_model_len:
-            Call(self._clock, self._delivery, REPLY, self._rejected, request)
-        else:
-            self.replicas[_flight(request).replica].submit(request)
+            self.replicas[replica].submit(request)
 
     def on_finished(self, finished: list[Request]) -> None:
         """A step of some replica finished these requests now."""
         if self._delivery:
-            Call(self._clock, self._delivery, REPLY, self._delivered, finished)
+            tick: Tick = self._clock.tick + self._delivery
+            self._clock.call_at(tick, REPLY, partial(self._reply, finished))
         else:
             self._reply(finished)
 
-    def _delivered(self, event: Call) -> None:
-        self._reply(event.about)
-
     def _reply(self, finished: list[Request]) -> None:
+        self.num_finished += len(finished)
         for request in finished:
-            self.num_finished += 1
             self._close(request, RecordStatus.FINISHED)
         if self._progress is not None:
             self._progress(self.num_finished)
 
-    def _rejected(self, event: Call) -> None:
+    def _reject(self, request: Request) -> None:
         self.num_rejected += 1
-        self._close(event.about, RecordStatus.REJECTED)
+        self._close(request, RecordStatus.REJECTED)
 
     def _close(self, request: Request, status: RecordStatus) -> None:
         flight = _flight(request)
         del self._in_flight[request.request_id]
         self._router.replied(flight.routed, flight.replica)
-        self.recorder.add(request, flight, self._delivery, status)
+        self._recorder.add(request, flight, self._delivery, status)
         self.on_reply(flight.session_index, flight.turn_index, status is RecordStatus.REJECTED)
 
     def record_unfinished(self) -> None:
         """Record what is still in flight when the run ends."""
         for request in self._in_flight.values():
-            self.recorder.add(request, _flight(request), self._delivery, RecordStatus.UNFINISHED)
+            self._recorder.add(request, _flight(request), self._delivery, RecordStatus.UNFINISHED)
 
 
 def _flight(request: Request) -> Flight:

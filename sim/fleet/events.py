@@ -1,4 +1,4 @@
-"""Callbacks on SimPy's queue, and the order of what happens at one tick.
+"""Plain callbacks on SimPy's queue, and the order of what happens at one tick.
 
 SimPy time is whole ticks. At one tick, in this order:
 
@@ -12,13 +12,17 @@ Within one kind, first scheduled goes first.
 
 Two shortcuts change nothing: replies that need no delivery time follow in the COMPLETE itself, and a step
 begins in the event at hand if no other is left at the tick (so an ARRIVAL hands over one request
-at most, and last). Plain callbacks instead of SimPy processes: no generator is resumed for a request.
+at most, and last).
+
+A million requests are a few million events, so the queue holds callables as they are: no event object, no
+list of callbacks, no generator to resume. SimPy's own events and processes may stand between them.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from typing import Any
+from heapq import heappop, heappush
 
 from replicast.sim.ticks import Tick
 from simpy import Environment, Event
@@ -29,46 +33,26 @@ REPLY = EventPriority(1)
 ARRIVAL = EventPriority(2)
 BEGIN = EventPriority(3)
 
+Callback = Callable[[], None]
+
 
 class Clock(Environment):
-    """SimPy's environment, its time in whole ticks."""
+    """SimPy's environment, its time in whole ticks. `tick` is now."""
 
-    @property
-    def tick(self) -> Tick:
-        """Now."""
-        return self._now  # type: ignore[return-value]  # SimPy allows floats
+    tick: Tick = 0
 
+    def call_at(self, tick: Tick, priority: EventPriority, callback: Callback) -> None:
+        """Call `callback` at `tick`, which is now or later."""
+        heappush(self._queue, (tick, priority, next(self._eid), callback))  # type: ignore[misc]
 
-class Call(Event):
-    """Calls `callback(self)` after `delay` ticks; `about` is for the callback."""
-
-    def __init__(
-        self,
-        clock: Clock,
-        delay: Tick,
-        priority: EventPriority,
-        callback: Callable[[Call], None],
-        about: Any = None,
-    ) -> None:
-        # Triggered from the start, as simpy.events.Timeout is; Event.__init__ would undo that.
-        self.env = clock
-        self.callbacks = [callback]
-        self.about = about
-        self._value = None
-        self._ok = True
-        clock.schedule(self, priority, delay)
-
-
-class Repeating(Event):
-    """An event that can be scheduled again and again, also while it is still on the queue.
-
-    SimPy takes the callbacks from an event that it processes, so the callback's first act is to
-    put them back: `event.callbacks = event.calls`.
-    """
-
-    def __init__(self, clock: Clock, callback: Callable[[Repeating], None]) -> None:
-        self.env = clock
-        self.calls = [callback]
-        self.callbacks = self.calls
-        self._value = None
-        self._ok = True
+    def run_before(self, tick: Tick | float = math.inf) -> None:
+        """Process everything before `tick`."""
+        queue = self._queue
+        while queue and queue[0][0] < tick:
+            now, _, _, event = queue[0]
+            self._now = self.tick = now  # type: ignore[assignment]  # SimPy allows floats
+            if isinstance(event, Event):
+                self.step()
+            else:
+                heappop(queue)
+                event()

@@ -30,6 +30,7 @@ from replicast.sim.fleet.routers import (
     RoutedRequest,
     Router,
     SessionAffinity,
+    Sessionless,
 )
 from replicast.sim.workload import Content
 
@@ -114,7 +115,7 @@ class PrefixIndex:
             del node.parent.children[node.key]
 
 
-class PrefixAware:
+class PrefixAware(Sessionless):
     """See the module; `pool_tokens` is the KV pool of one replica in tokens."""
 
     def __init__(self, replicas: int, pool_tokens: int) -> None:

@@ -13,11 +13,12 @@ end is NaN. A rejected request has its front-end time only.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from struct import Struct
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,9 +30,12 @@ from replicast.sim.workload import Session
 if TYPE_CHECKING:
     import pandas as pd
 
-Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+Rows = dict[str, NDArray[Any]]
+Scalar = TypeVar("Scalar", bound=np.generic)
+
+FLUSH_ROWS = 65_536
 
 
 class RecordStatus(IntEnum):
@@ -43,34 +47,53 @@ class RecordStatus(IntEnum):
     ABORTED = 3
 
 
+class _Column(Generic[Scalar]):
+    """A column of `Records`, taken from where it is kept."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, records: Records, owner: type) -> NDArray[Scalar]:
+        return records.columns[self._name]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Records:
     """Columns in order of arrival. `session_index` and `turn_index` point into `sessions`.
 
-    `measured` marks the requests that arrived in the measured window. `cached_tokens` are the hit tokens
-    of the first admission, 0 if there was none.
+    `columns` are arrays in memory, or a file that is read column by column (`record_file.py`).
+    `sessions` is empty where they were not kept. `window` is the measured part of the run.
     """
 
     sessions: Sequence[Session]
-    session_index: Ints
-    turn_index: Ints
-    replica: Ints
-    prompt_tokens: Ints
-    cached_tokens: Ints
-    output_tokens: Ints
-    preemptions: Ints
-    status: Ints
-    measured: Bools
-    arrival_s: Floats
-    front_end_s: Floats
-    input_wait_s: Floats
-    queue_s: Floats
-    prefill_s: Floats
-    decode_s: Floats
-    delivery_s: Floats
+    columns: Mapping[str, NDArray[Any]]
+    num_requests: int
+    window: tuple[float, float]
+
+    session_index = _Column[np.int64]()
+    turn_index = _Column[np.int64]()
+    replica = _Column[np.int64]()
+    prompt_tokens = _Column[np.int64]()
+    cached_tokens = _Column[np.int64]()  # hit tokens of the first admission, 0 if there was none
+    output_tokens = _Column[np.int64]()
+    preemptions = _Column[np.int64]()
+    status = _Column[np.int64]()
+    arrival_s = _Column[np.float64]()
+    front_end_s = _Column[np.float64]()
+    input_wait_s = _Column[np.float64]()
+    queue_s = _Column[np.float64]()
+    prefill_s = _Column[np.float64]()
+    decode_s = _Column[np.float64]()
+    delivery_s = _Column[np.float64]()
 
     def __len__(self) -> int:
-        return len(self.arrival_s)
+        return self.num_requests
+
+    @property
+    def measured(self) -> Bools:
+        """Rows of requests that arrived in the measured window."""
+        arrival_s = self.arrival_s
+        return (arrival_s >= self.window[0]) & (arrival_s <= self.window[1])
 
     @property
     def ttft_s(self) -> Floats:
@@ -96,20 +119,18 @@ class Records:
         return np.equal(self.status, RecordStatus.FINISHED)
 
     def to_frame(self) -> pd.DataFrame:
-        """One row a request, units in the names."""
+        """One row a request, units in the names; places instead of names where sessions were not kept."""
         import pandas as pd
 
-        turns = [
-            self.sessions[s].turns[t]
-            for s, t in zip(self.session_index.tolist(), self.turn_index.tolist(), strict=True)
-        ]
+        at = list(zip(self.session_index.tolist(), self.turn_index.tolist(), strict=True))
+        sessions = self.sessions
         names = [status.name.lower() for status in RecordStatus]
         return pd.DataFrame(
             {
                 "request_id": np.arange(len(self)),
-                "session": [self.sessions[s].session_id for s in self.session_index.tolist()],
-                "turn": [turn.turn_id for turn in turns],
-                "agent": [turn.agent for turn in turns],
+                "session": [sessions[s].session_id if sessions else str(s) for s, _ in at],
+                "turn": [sessions[s].turns[t].turn_id if sessions else str(t) for s, t in at],
+                "agent": [sessions[s].turns[t].agent if sessions else "" for s, t in at],
                 "replica": self.replica,
                 "status": [names[status] for status in self.status.tolist()],
                 "measured": self.measured,
@@ -131,7 +152,7 @@ class Records:
         )
 
 
-_INTS = (
+INTS = (
     "request_id",
     "session_index",
     "turn_index",
@@ -142,9 +163,9 @@ _INTS = (
     "preemptions",
     "status",
 )
-_TIMES = ("arrival_s", "front_end_s", "input_wait_s", "queue_s", "prefill_s", "decode_s", "delivery_s")
-_ROW = Struct(f"={len(_INTS)}q{len(_TIMES)}d")
-_DTYPE = np.dtype([(name, np.int64) for name in _INTS] + [(name, np.float64) for name in _TIMES])
+TIMES = ("arrival_s", "front_end_s", "input_wait_s", "queue_s", "prefill_s", "decode_s", "delivery_s")
+_ROW = Struct(f"={len(INTS)}q{len(TIMES)}d")
+_DTYPE = np.dtype([(name, np.int64) for name in INTS] + [(name, np.float64) for name in TIMES])
 _NAN = float("nan")
 
 
@@ -159,13 +180,18 @@ class Flight(NamedTuple):
 
 
 class Recorder:
-    """Takes requests as they end, in any order, and packs them row after row."""
+    """Takes requests as they end, in any order, and packs them row after row.
 
-    def __init__(self) -> None:
+    With `flush` it is given rows whenever `FLUSH_ROWS` have come together, and none are kept here.
+    """
+
+    def __init__(self, flush: Callable[[Rows], None] | None = None) -> None:
         self._rows = bytearray()
+        self._flush = flush
+        self._limit = FLUSH_ROWS * _ROW.size if flush is not None else sys.maxsize
 
     def add(self, request: Request, flight: Flight, delivery: Tick, status: RecordStatus) -> None:
-        """Record `request` as it is now; times in ticks, as floats."""
+        """Record `request` as it is now."""
         session_index, turn_index, arrival, replica, _ = flight
         handed = request.arrival_tick
         queued, scheduled = request.queued_tick, request.scheduled_tick
@@ -189,12 +215,26 @@ class Recorder:
             delivery,
         )
 
-    def finish(self, sessions: Sequence[Session], window: tuple[float, float]) -> Records:
-        """The columns in order of arrival; requests that arrived in `window` are the measured ones."""
+        if len(self._rows) >= self._limit:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand over the rows so far."""
+        assert self._flush is not None, "somebody takes the rows"
+        self._flush(self.rows())
+        self._rows = bytearray()
+
+    def rows(self) -> Rows:
+        """The rows that are here, in the order of their ends."""
         rows = np.frombuffer(self._rows, dtype=_DTYPE)
-        rows = rows[np.argsort(rows["request_id"])]
-        columns: dict[str, Any] = {name: rows[name].copy() for name in _INTS if name != "request_id"}
-        columns |= {name: rows[name] / TICKS_PER_S for name in _TIMES}
-        arrival_s = columns["arrival_s"]
-        measured = (arrival_s >= window[0]) & (arrival_s <= window[1])
-        return Records(sessions=sessions, measured=measured, **columns)
+        return {name: rows[name].copy() for name in INTS} | {name: rows[name] / TICKS_PER_S for name in TIMES}
+
+
+def in_order_of_arrival(rows: Rows) -> Rows:
+    """Columns by request id, which counts arrivals."""
+    ids = rows["request_id"]
+    columns = {}
+    for name, values in rows.items():
+        columns[name] = np.empty_like(values)
+        columns[name][ids] = values
+    return columns

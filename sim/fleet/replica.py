@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from replicast.sim.config import EngineConfig
 from replicast.sim.engine import Engine
-from replicast.sim.fleet.events import BEGIN, COMPLETE, Clock, Repeating
+from replicast.sim.fleet.events import BEGIN, COMPLETE, Clock
 from replicast.sim.fleet.timeline import Timeline
 from replicast.sim.request import Request
 from replicast.sim.ticks import Tick
@@ -32,28 +32,23 @@ class Replica:
         self._on_finished = on_finished
         self._armed: Tick | None = None
         self._begins = False
-        self._step_ends = Repeating(clock, self._complete)
-        self._step_begins = Repeating(clock, self._begin_now)
+        self._wake = self._complete  # bound once, not at each event
 
     def submit(self, request: Request) -> None:
         """Hand `request` to the engine now: the last thing that an ARRIVAL does."""
         now = self._clock.tick
         engine = self.engine
         engine.submit(request, now)
-        if engine.next_tick is None:
+        tick = engine.next_tick
+        if tick is None:
             self._begin_after_arrivals(now)
-        else:
-            self._arm(now)
-            self.timeline.look(now, engine)
-
-    def _arm(self, now: Tick) -> None:
-        tick = self.engine.next_tick
-        if tick is not None and tick != self._armed:
+            return
+        if tick != self._armed:
             self._armed = tick
-            self._clock.schedule(self._step_ends, COMPLETE, tick - now)
+            self._clock.call_at(tick, COMPLETE, self._wake)
+        self.timeline.look_at_queue(now, engine.num_waiting)
 
-    def _complete(self, event: Repeating) -> None:
-        event.callbacks = event.calls
+    def _complete(self) -> None:
         now = self._clock.tick
         engine = self.engine
         if engine.next_tick != now:
@@ -72,14 +67,17 @@ class Replica:
             self._begin(now)
         else:
             self._begins = True
-            self._clock.schedule(self._step_begins, BEGIN, 0)
+            self._clock.call_at(now, BEGIN, self._begin_last)
 
-    def _begin_now(self, event: Repeating) -> None:
-        event.callbacks = event.calls
+    def _begin_last(self) -> None:
         self._begins = False
         self._begin(self._clock.tick)
 
     def _begin(self, now: Tick) -> None:
-        self.engine.begin(now)
-        self._arm(now)
-        self.timeline.look(now, self.engine, begun=True)
+        engine = self.engine
+        engine.begin(now)
+        tick = engine.next_tick
+        if tick is not None and tick != self._armed:
+            self._armed = tick
+            self._clock.call_at(tick, COMPLETE, self._wake)
+        self.timeline.look(now, engine, begun=True)

@@ -39,8 +39,18 @@ class Router(Protocol):
     def replied(self, request: RoutedRequest, replica: int) -> None:
         """`replica` has answered `request`."""
 
+    def session_ended(self, session_key: int) -> None:
+        """No more of this session will come."""
 
-class RoundRobin:
+
+class Sessionless:
+    """What routers do at the end of a session that they know nothing of."""
+
+    def session_ended(self, session_key: int) -> None:
+        """Nothing to forget."""
+
+
+class RoundRobin(Sessionless):
     """In turn."""
 
     def __init__(self, replicas: int) -> None:
@@ -57,7 +67,7 @@ class RoundRobin:
         """Nothing to learn."""
 
 
-class RandomChoice:
+class RandomChoice(Sessionless):
     """Uniformly, from a generator of its own."""
 
     def __init__(self, replicas: int, rng: np.random.Generator) -> None:
@@ -75,7 +85,7 @@ class RandomChoice:
         """Nothing to learn."""
 
 
-class LeastLoaded:
+class LeastLoaded(Sessionless):
     """Fewest outstanding requests, kept in a heap whose outdated entries are dropped when they surface."""
 
     def __init__(self, replicas: int) -> None:
@@ -128,3 +138,7 @@ class SessionAffinity:
     def replied(self, request: RoutedRequest, replica: int) -> None:
         """One outstanding request fewer."""
         self._least_loaded.replied(request, replica)
+
+    def session_ended(self, session_key: int) -> None:
+        """Forget its home."""
+        self._home.pop(session_key, None)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import gc
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import fields
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -13,13 +16,13 @@ from replicast.sim.engine import Engine, EngineStats
 from replicast.sim.engine.factory import make_engine
 from replicast.sim.engine.step_time import StepTime
 from replicast.sim.errors import InputError
-from replicast.sim.fleet.checks import check_sessions
 from replicast.sim.fleet.clients import Clients, Follower
 from replicast.sim.fleet.config import FleetConfig
 from replicast.sim.fleet.dispatch import Dispatcher
 from replicast.sim.fleet.events import Clock
 from replicast.sim.fleet.prefix_router import make_router
-from replicast.sim.fleet.records import Records
+from replicast.sim.fleet.record_file import RecordFile, RecordWriter
+from replicast.sim.fleet.records import Recorder, Records, in_order_of_arrival
 from replicast.sim.fleet.replica import Replica
 from replicast.sim.fleet.result import (
     Binding,
@@ -31,6 +34,7 @@ from replicast.sim.fleet.result import (
     binding,
     run_warnings,
 )
+from replicast.sim.fleet.source import Source
 from replicast.sim.fleet.timeline import BLOCKERS, Totals
 from replicast.sim.fleet.warmup import mser5
 from replicast.sim.ticks import Tick, seconds, ticks
@@ -51,11 +55,13 @@ MakeEngine = Callable[[EngineConfig, StepTime], Engine]
 
 GENERATIONS = 3
 START_OF_RUN, END_OF_RUN = "start of the run", "end of the run"
+FIRST_GENERATION = "as many sessions had finished as are live"
+NO_SUCCESSOR = "a finished session found no successor"
 _STARTS, _ROUTER = 0, 1  # random streams
 
 
 def simulate(
-    sessions: Sequence[Session],
+    sessions: Iterable[Session],
     engine_config: EngineConfig,
     step_time: StepTime,
     fleet: FleetConfig,
@@ -64,16 +70,42 @@ def simulate(
     progress: Callable[[int], None] | None = None,
     engines: MakeEngine = make_engine,
     followers: Mapping[int, Follower] | None = None,
+    record_file: Path | None = None,
 ) -> RunResult:
     """Run `sessions` on `fleet`. `progress` is told the number of finished requests after each step.
 
-    `followers` gives each developer of a closed loop its own sequence of sessions (`clients.py`).
+    `sessions` may be an iterator, of which only live sessions are held (`source.py`). `followers` gives
+    each developer of a closed loop its own sequence of sessions (`clients.py`); they need a whole trace.
+    With `record_file` records are written there in batches, and those of the result read from it.
     """
     if seed < 0:
         raise InputError(f"seed {seed} is negative", remedy="use 0 or more")
-    fleet = fleet.resolved(sessions)
-    check_sessions(sessions, engine_config, fleet)
-    return _Run(sessions, engine_config, step_time, fleet, seed, progress, engines, followers).result()
+    source = Source(sessions, fleet, engine_config)
+    assert followers is None or source.is_whole, "followers are named by their place in a trace"
+    writer = RecordWriter(record_file) if record_file is not None else None
+    try:
+        with _calm_collector():
+            run = _Run(source, engine_config, step_time, seed, progress, engines, followers, writer)
+            return run.result(record_file)
+    except BaseException:
+        if writer is not None:
+            writer.discard()
+        raise
+
+
+@contextmanager
+def _calm_collector() -> Iterator[None]:
+    """Keep the cyclic collector from walking a whole trace again and again: nothing of a run is in cycles
+    that would add up before it ends, and what was there before is not the run's."""
+    thresholds, frozen = gc.get_threshold(), gc.get_freeze_count()
+    gc.freeze()
+    gc.set_threshold(50_000, *thresholds[1:])
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        if not frozen:
+            gc.unfreeze()
 
 
 class _Run:
@@ -81,53 +113,56 @@ class _Run:
 
     def __init__(
         self,
-        sessions: Sequence[Session],
+        source: Source,
         config: EngineConfig,
         step_time: StepTime,
-        fleet: FleetConfig,
         seed: int,
         progress: Callable[[int], None] | None,
         engines: MakeEngine,
         followers: Mapping[int, Follower] | None,
+        writer: RecordWriter | None,
     ) -> None:
-        self._sessions = sessions
+        self._source = source
         self._config = config
-        self._fleet = fleet
+        self._fleet = fleet = source.fleet
         self._seed = seed
+        self._writer = writer
+        self._recorder = Recorder(writer.write if writer is not None else None)
         self._clock = clock = Clock()
-        router = make_router(fleet, config, _generator(seed, _ROUTER))
-        self._dispatcher = dispatcher = Dispatcher(clock, sessions, config, fleet, router, progress)
+        self._router = router = make_router(fleet, config, _generator(seed, _ROUTER))
+        self._dispatcher = dispatcher = Dispatcher(clock, config, fleet, router, self._recorder, progress)
         self._replicas = [
             Replica(clock, config, engines(config, step_time), dispatcher.on_finished)
             for _ in range(fleet.replicas)
         ]
         dispatcher.replicas = self._replicas
         self._clients = Clients(
-            clock, sessions, fleet, _generator(seed, _STARTS), dispatcher.send, self._session_ended, followers
+            clock, source, fleet, _generator(seed, _STARTS), dispatcher.send, self._session_ended, followers
         )
         dispatcher.on_reply = self._clients.replied
-        enough = fleet.sessions is not None and len(sessions) >= GENERATIONS * fleet.sessions
-        self._watches_end = enough
-        self._watches_start = enough and fleet.warmup_s is None
         self._start: _Mark | None = None
         self._end: _Mark | None = None
-        self._last: _Mark | None = None
         self._start_rule, self._end_rule = START_OF_RUN, END_OF_RUN
 
-    def _session_ended(self, replaced: bool) -> None:
-        if self._watches_start and self._clients.num_finished == self._fleet.sessions:
-            self._start, self._start_rule = (
-                self._mark(self._clock.tick),
-                "as many sessions had finished as are live",
-            )
-        if self._watches_end and not replaced and self._end is None:
-            self._end, self._end_rule = self._mark(self._clock.tick), "a finished session found no successor"
+    def _session_ended(self, index: int, replaced: bool) -> None:
+        self._router.session_ended(index)
+        fleet = self._fleet
+        if fleet.sessions is None:
+            return
+        if fleet.warmup_s is None and self._clients.num_finished == fleet.sessions:
+            self._start, self._start_rule = self._mark(self._clock.tick), FIRST_GENERATION
+        if not replaced and self._end is None:
+            self._end, self._end_rule = self._mark(self._clock.tick), NO_SUCCESSOR
 
-    def _warm(self) -> bool:
-        live, stagger_s = self._fleet.sessions, self._fleet.stagger_s
-        assert live is not None
-        assert stagger_s is not None
-        return self._clients.num_finished >= live and self._clock.tick >= ticks(stagger_s)
+    def _forget_generations(self) -> None:
+        """Marks at the ends of sessions mean nothing where sessions are too few to replace each other."""
+        live = self._fleet.sessions
+        if live is not None and self._source.num_sessions >= GENERATIONS * live:
+            return
+        if self._start_rule == FIRST_GENERATION:
+            self._start, self._start_rule = None, START_OF_RUN
+        if self._end_rule == NO_SUCCESSOR:
+            self._end, self._end_rule = None, END_OF_RUN
 
     def _mark(self, tick: Tick) -> _Mark:
         for replica in self._replicas:
@@ -138,46 +173,43 @@ class _Run:
             [copy(replica.engine.stats) for replica in self._replicas],
         )
 
-    def _run_until(self, tick: Tick) -> None:
-        """Process all events before `tick`."""
-        clock = self._clock
-        while clock.peek() < tick:
-            clock.step()
-
     def _run(self) -> _Mark:
         """Run to the end, and the state then."""
-        fleet, clients = self._fleet, self._clients
+        fleet, clients, clock = self._fleet, self._clients, self._clock
         clients.start()
         if fleet.warmup_s:
             warm = ticks(fleet.warmup_s)
-            self._run_until(warm)
+            clock.run_before(warm)
             if not clients.exhausted:
                 self._start, self._start_rule = self._mark(warm), "given"
         if fleet.horizon_s is not None:
             horizon = ticks(fleet.horizon_s)
-            self._run_until(horizon)
+            clock.run_before(horizon)
             if not clients.exhausted:
                 clients.stopped = True
+                self._forget_generations()
                 if self._end is None:
                     self._end, self._end_rule = self._mark(horizon), "horizon"
-                self._run_until(horizon + ticks(fleet.cooldown_s))
                 cut = horizon + ticks(fleet.cooldown_s)
-                return self._mark(cut if self._dispatcher.num_in_flight else max(horizon, self._clock.tick))
-        self._clock.run()
-        return self._mark(self._clock.tick)
+                clock.run_before(cut)
+                return self._mark(cut if self._dispatcher.num_in_flight else max(horizon, clock.tick))
+        clock.run_before()
+        return self._mark(clock.tick)
 
-    def result(self) -> RunResult:
+    def result(self, record_file: Path | None) -> RunResult:
         """Run, and put together what is known."""
         first = self._mark(0)
         last = self._run()
+        self._source.check_not_empty()
+        self._forget_generations()
         start, end = self._start or first, self._end or last
         if start.tick >= end.tick:
             start, end = first, last
             self._start_rule, self._end_rule = START_OF_RUN, END_OF_RUN
         window = Window(seconds(start.tick), seconds(end.tick), self._start_rule, self._end_rule)
         self._dispatcher.record_unfinished()
-        records = self._dispatcher.recorder.finish(self._sessions, (window.start_s, window.end_s))
         counts = self._counts()
+        records = self._records(record_file, (window.start_s, window.end_s))
         warmup_s = _suggested_warmup_s(records)
         return RunResult(
             fleet=self._fleet,
@@ -192,6 +224,15 @@ class _Run:
             warnings=run_warnings(self._fleet, self._config, counts, window, warmup_s),
         )
 
+    def _records(self, record_file: Path | None, window: tuple[float, float]) -> Records:
+        number = self._dispatcher.num_submitted
+        if self._writer is None or record_file is None:
+            columns = in_order_of_arrival(self._recorder.rows())
+            return Records(self._source.whole, columns, number, window)
+        self._recorder.flush()
+        self._writer.close()
+        return Records(self._source.whole, RecordFile(record_file), number, window)
+
     def _counts(self) -> Counts:
         dispatcher, clients = self._dispatcher, self._clients
         counts = Counts(
@@ -199,8 +240,8 @@ class _Run:
             finished=dispatcher.num_finished,
             rejected=dispatcher.num_rejected,
             unfinished=dispatcher.num_in_flight,
-            turns=sum(len(session.turns) for session in self._sessions),
-            sessions=len(self._sessions),
+            turns=self._source.num_turns,
+            sessions=self._source.num_sessions,
             sessions_started=clients.num_started,
             sessions_finished=clients.num_finished,
             sessions_truncated=clients.num_truncated,

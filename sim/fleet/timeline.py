@@ -1,7 +1,7 @@
 """What one replica did over time: running, waiting, KV usage and what blocked the head of its queue.
 
 All are step functions that change at step boundaries and arrivals. Their time integrals are kept from the
-start of the run (running, waiting and blocked in whole ticks), so a time-weighted mean between two looks is
+start of the run, in whole ticks of whole requests and blocks, so a time-weighted mean between two looks is
 exact, and so is Little's law. The series for plots keeps these integrals at equally spaced marks and drops
 every second mark when there are too many: bounded memory, and every bin is an exact mean. KV usage
 is held constant between the looks.
@@ -46,73 +46,94 @@ class SeriesPoint(NamedTuple):
 
 
 class Timeline:
-    """Watches one engine; `look` must follow each change of it, in order of time."""
+    """Watches one engine; `look` must follow each change of it, in order of time.
+
+    The integral of a step function up to T is `value * T + offset`, where each change at t has moved the
+    offset by -(change * t): a look at what has not changed costs nothing.
+    """
 
     def __init__(self, config: EngineConfig) -> None:
-        self._config = config
-        self._free_for_any = config.num_usable_blocks - -(-config.max_model_len // config.block_size)
+        self._blocks = config.num_usable_blocks
+        self._max_num_seqs = config.max_num_seqs
+        self._max_num_batched_tokens = config.max_num_batched_tokens
+        self._free_for_any = self._blocks - -(-config.max_model_len // config.block_size)
         self._now: Tick = 0
-        self._running = self._waiting = 0
+        self._running = self._waiting = self._used_blocks = 0
+        self._running_offset = self._waiting_offset = self._used_offset = 0
         self._kv_usage = 0.0
         self._blocker: int | None = None
-        self._running_sum = self._waiting_sum = 0
-        self._kv_sum = 0.0
+        self._blocked_since: Tick = 0
         self._blocked = [0] * len(BLOCKERS)
         self._num_steps = self._step_tokens = 0
         self._width: Tick = TICKS_PER_S
         self._next_mark: Tick = TICKS_PER_S
-        self._marks: list[tuple[int, int, float]] = []
+        self._marks: list[tuple[int, int, int]] = []
         self.peak_running = self.peak_waiting = 0
 
     def look(self, now: Tick, engine: Engine, *, begun: bool = False) -> None:
         """Take over the state of `engine` from `now` on; `begun` if a step could just begin."""
-        if now != self._now:
-            self.advance(now)
-        self._running = running = engine.num_running
-        self._waiting = waiting = engine.num_waiting
-        self._kv_usage = engine.kv_cache_usage
-        if running > self.peak_running:
-            self.peak_running = running
-        if waiting > self.peak_waiting:
-            self.peak_waiting = waiting
+        self.look_at_queue(now, engine.num_waiting)
+        running, kv_usage = engine.num_running, engine.kv_cache_usage
+        if running != self._running:
+            self._running_offset -= (running - self._running) * now
+            self._running = running
+            if running > self.peak_running:
+                self.peak_running = running
+        if kv_usage != self._kv_usage:
+            used = round(kv_usage * self._blocks)
+            self._used_offset -= (used - self._used_blocks) * now
+            self._kv_usage, self._used_blocks = kv_usage, used
         if begun:
+            if self._waiting or self._blocker is not None:
+                self._blame(now, engine.stats)
             stats = engine.stats
-            self._blocker = self._judge(stats) if waiting else None
             self._num_steps = stats.num_steps
             self._step_tokens = stats.step_token_sum
 
+    def look_at_queue(self, now: Tick, waiting: int) -> None:
+        """Only the number of waiting requests may have changed."""
+        if now >= self._next_mark:
+            self._pass_marks(now)
+        self._now = now
+        if waiting != self._waiting:
+            self._waiting_offset -= (waiting - self._waiting) * now
+            self._waiting = waiting
+            if waiting > self.peak_waiting:
+                self.peak_waiting = waiting
+
+    def _blame(self, now: Tick, stats: EngineStats) -> None:
+        """Who blocks the head of the queue from now on; nobody waits without a blocker after a begin."""
+        before = self._blocker
+        blocker = self._judge(stats) if self._waiting else None
+        if blocker != before:
+            if before is not None:
+                self._blocked[before] += now - self._blocked_since
+            self._blocker, self._blocked_since = blocker, now
+
     def _judge(self, stats: EngineStats) -> int | None:
         steps = stats.num_steps - self._num_steps
-        if self._running >= self._config.max_num_seqs:
+        if self._running >= self._max_num_seqs:
             return 0
         if not steps:
             return self._blocker
         tokens = stats.step_token_sum - self._step_tokens
-        full = tokens >= steps * self._config.max_num_batched_tokens
-        roomy = self._kv_usage * self._config.num_usable_blocks <= self._free_for_any
-        return 1 if full or roomy else 2
+        full = tokens >= steps * self._max_num_batched_tokens
+        return 1 if full or self._used_blocks <= self._free_for_any else 2
 
     def advance(self, now: Tick) -> None:
         """Let time pass to `now` with nothing changed."""
         if now >= self._next_mark:
             self._pass_marks(now)
-        span = now - self._now
         self._now = now
-        self._running_sum += self._running * span
-        self._kv_sum += self._kv_usage * span
-        if self._waiting:
-            self._waiting_sum += self._waiting * span
-            if self._blocker is not None:
-                self._blocked[self._blocker] += span
 
     def _pass_marks(self, now: Tick) -> None:
         while self._next_mark <= now:
-            span = self._next_mark - self._now
+            mark = self._next_mark
             self._marks.append(
                 (
-                    self._running_sum + self._running * span,
-                    self._waiting_sum + self._waiting * span,
-                    self._kv_sum + self._kv_usage * span,
+                    self._running_offset + self._running * mark,
+                    self._waiting_offset + self._waiting * mark,
+                    self._used_offset + self._used_blocks * mark,
                 )
             )
             if len(self._marks) == MAX_MARKS:
@@ -123,15 +144,25 @@ class Timeline:
     @property
     def totals(self) -> Totals:
         """Integrals up to the last look or advance."""
-        return Totals(self._running_sum, self._waiting_sum, self._kv_sum, tuple(self._blocked))
+        now = self._now
+        blocked = list(self._blocked)
+        if self._blocker is not None:
+            blocked[self._blocker] += now - self._blocked_since
+        return Totals(
+            self._running_offset + self._running * now,
+            self._waiting_offset + self._waiting * now,
+            (self._used_offset + self._used_blocks * now) / self._blocks,
+            tuple(blocked),
+        )
 
     @property
     def series(self) -> tuple[SeriesPoint, ...]:
         """Equal bins from the start to the last whole bin, at most `MAX_MARKS` of them."""
         points = []
-        before = (0, 0, 0.0)
+        before = (0, 0, 0)
         for i, mark in enumerate(self._marks):
-            means = [(b - a) / self._width for a, b in zip(before, mark, strict=True)]
-            points.append(SeriesPoint((i + 1) * self._width / TICKS_PER_S, *means))
+            running, waiting, used = ((b - a) / self._width for a, b in zip(before, mark, strict=True))
+            end_s = (i + 1) * self._width / TICKS_PER_S
+            points.append(SeriesPoint(end_s, running, waiting, used / self._blocks))
             before = mark
         return tuple(points)
