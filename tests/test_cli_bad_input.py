@@ -246,3 +246,13 @@ def test_a_long_chain_of_sub_agents(tmp_path: Path) -> None:
     )
     assert done.exit_code == 0, done.output
     assert time.process_time() - started < 8  # a walk to the root from each took 17
+
+
+def test_file_names_that_are_no_text(tmp_path: Path) -> None:
+    path, out = tmp_path / "m\udcff.jsonl", tmp_path / "o\udcff"
+    path.write_text('{"timestamp": 0, "input_length": 5, "output_length": 2, "hash_ids": [1]}\n')
+    done = CliRunner().invoke(main, ["replay", str(path), *PROFILE, "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    assert "m\\udcff:1" in (out / "requests.csv").read_text()
+    done = CliRunner().invoke(main, ["trace", "convert", str(path), "-o", str(out / "x.jsonl")])
+    assert done.exit_code == 0, done.output

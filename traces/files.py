@@ -24,6 +24,16 @@ class FileBytes(NamedTuple):
     sha256: str
     damaged: bool
 
+    @property
+    def name(self) -> str:
+        """The file's name; bytes of it that are no UTF-8 are escaped, so that it can be written."""
+        return encodable(self.path.name)
+
+
+def encodable(name: str) -> str:
+    """A file's name as text that UTF-8 can hold."""
+    return name.encode(errors="backslashreplace").decode()
+
 
 def read_file(path: Path, *, salvage: bool = False) -> FileBytes:
     """The file, unpacked where it is gzip; `salvage` keeps what a broken gzip stream still gives."""

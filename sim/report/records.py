@@ -45,11 +45,12 @@ def _parquet(results: Sequence[RunResult], path: Path) -> None:
     import pyarrow.parquet as pq
 
     writer = None
-    try:
-        for result in results:
-            part = pa.Table.from_pandas(_frame(result), preserve_index=False)
-            writer = writer or pq.ParquetWriter(path, part.schema)
-            writer.write_table(part.cast(writer.schema))
-    finally:
-        if writer:
-            writer.close()
+    with path.open("wb") as out:  # pyarrow takes no path that is no UTF-8
+        try:
+            for result in results:
+                part = pa.Table.from_pandas(_frame(result), preserve_index=False)
+                writer = writer or pq.ParquetWriter(out, part.schema)
+                writer.write_table(part.cast(writer.schema))
+        finally:
+            if writer:
+                writer.close()

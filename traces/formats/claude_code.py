@@ -25,7 +25,7 @@ from typing import Any
 
 import msgspec
 from replicast.traces.canonical import CanonicalTrace, CountPrefix, Header, Kind, TraceRequest, TraceSession
-from replicast.traces.files import FileBytes
+from replicast.traces.files import FileBytes, encodable
 from replicast.traces.formats.claude_lines import Agents, Lines, Reply, read_lines
 from replicast.traces.report import ImportReport, InputFile
 
@@ -96,7 +96,7 @@ def _contexts(found: Sequence[Lines], agents: Agents) -> list[list[_Context]]:
         if lines.sidechain is None and not lines.file.path.name.startswith("agent-"):
             name = _stem(lines.file)
             if name in mains:
-                name = f"{lines.file.path.parent.name}/{name}"
+                name = f"{encodable(lines.file.path.parent.name)}/{name}"
             while name in mains:
                 name += "+"
             mains[name] = _Context(lines, name, "root")
@@ -114,7 +114,7 @@ def _contexts(found: Sequence[Lines], agents: Agents) -> list[list[_Context]]:
         owner = next((of_session[key] for key in keys if key in of_session), None)
         if owner is None:  # the main transcript is not here
             owner = (
-                path.parent.parent.name
+                encodable(path.parent.parent.name)
                 if path.parent.name == "subagents"
                 else lines.session_id or _stem(lines.file)
             )
@@ -141,7 +141,7 @@ def _span(context: _Context) -> tuple[float, float]:
 
 
 def _stem(file: FileBytes) -> str:
-    return file.path.name.removesuffix(".gz").rsplit(".", 1)[0]
+    return file.name.removesuffix(".gz").rsplit(".", 1)[0]
 
 
 def _kind(file: FileBytes) -> Kind:

@@ -56,7 +56,7 @@ def read_mooncake(files: Sequence[FileBytes], report: ImportReport, skip: bool) 
     names: dict[str, int] = {}
     for file in files:
         read, dropped = report.rows_read, report.dropped.total()
-        stem = file.path.name.split(".")[0]
+        stem = file.name.split(".")[0]
         names[stem] = names.get(stem, 0) + 1
         traces.append(_convert(file, stem if names[stem] == 1 else f"{stem}-{names[stem]}", report, skip))
         report.inputs.append(
@@ -81,7 +81,7 @@ def _convert(file: FileBytes, stem: str, report: ImportReport, skip: bool) -> Ca
     flags = [f"clock_rounded_{step_ms // 1000}s"] if step_ms else None
     size, partial = _blocks([row for _, row in rows])
     header = Header(
-        {"format": "mooncake_trace", "file": file.path.name},
+        {"format": "mooncake_trace", "file": file.name},
         t0=datetime.fromtimestamp(zero_ms / 1000, UTC).isoformat() if zero_ms else None,
         block_size=size,
         block_scope="global",
