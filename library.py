@@ -186,7 +186,7 @@ def plan(
         rows: list[SensitivityRow] = []
         if with_sensitivity and found.replicas is not None:
             agents = any(turn.agent != s.turns[0].agent for s in rests.load.sessions for turn in s.turns)
-            asked = assumptions(rests.load.live_sessions, given.active_share, subagents=agents)
+            asked = assumptions(rests.resolved.config, given.active_share, subagents=agents)
             rows = sensitivity(runner, found.replicas, asked)
         found = replace(found, replications_run=runner.num_run)
     return PlanAnswer(found, tuple(rows), rests, money)

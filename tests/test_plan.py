@@ -170,7 +170,8 @@ def test_plan_equals_judging_every_count() -> None:
 def plan_of_eight():  # type: ignore[no-untyped-def]
     with Runner(cases.scenario(8, ("ttft:p90<4s", "tpot:p50<200ms"))) as runner:
         plan = make_plan(runner, Money(2.0, box=4, spare=1))
-        rows = sensitivity(runner, plan.replicas or 1, assumptions(8, 1.0, subagents=False))
+        asked = assumptions(runner.scenario.study().engine, 1.0, subagents=False)
+        rows = sensitivity(runner, plan.replicas or 1, asked)
     return plan, rows
 
 
@@ -345,7 +346,7 @@ def test_extrapolation_is_named(plan_of_eight) -> None:  # type: ignore[no-untyp
     plan, _ = plan_of_eight
     found = extrapolated(plan.rows, plan.replicas, {"concurrency": (1, 3), "unknown": (1, 2)})
     assert [code for code, _ in found] == ["extrapolated", "extrapolated"]
-    assert "concurrency is 8 with 1 replicas" in found[0][1]
+    assert "concurrency is 8 with 1 replica;" in found[0][1]
 
 
 def test_averages() -> None:

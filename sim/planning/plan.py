@@ -240,8 +240,9 @@ def extrapolated(
                 found.append(
                     (
                         "extrapolated",
-                        f"{name} is {value:,.3g} with {row.replicas} replicas; "
-                        f"the profile saw {low:,.3g} to {high:,.3g}",
+                        f"{name} is {value:,.3g} with {row.replicas} "
+                        f"replica{'s' if row.replicas > 1 else ''}; the profile saw {low:,.3g} "
+                        f"to {high:,.3g}",
                     )
                 )
     return found

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from replicast.sim.config import EngineConfig
 from replicast.sim.planning.changes import Change, Variant
 from replicast.sim.planning.parallel import Runner
 from replicast.sim.planning.quantiles import Estimate
@@ -19,7 +20,7 @@ from replicast.sim.planning.stopping import typical
 
 REPLICATIONS = 3
 _TRIES = 3
-_RELIEF = ("active share -25%", "no sub-agents")
+_RELIEF = ("active share -25%", "no sub-agents", "KV pool +50%")
 
 
 class SensitivityRow(NamedTuple):
@@ -33,8 +34,8 @@ class SensitivityRow(NamedTuple):
     hit_rate: float
 
 
-def assumptions(live_sessions: int, active: float | None, *, subagents: bool) -> list[tuple[str, Variant]]:
-    """The rows to show, by name."""
+def assumptions(engine: EngineConfig, active: float | None, *, subagents: bool) -> list[tuple[str, Variant]]:
+    """The rows to show, by name; none that vLLM would not boot with."""
     rows: list[tuple[str, Variant]] = []
     if active is not None:
         for factor, sign in ((0.75, "-25%"), (1.25, "+25%")):
@@ -47,8 +48,11 @@ def assumptions(live_sessions: int, active: float | None, *, subagents: bool) ->
     ]
     if subagents:
         rows.append(("no sub-agents", (Change("subagents", "0"),)))
+    if engine.num_usable_blocks * engine.block_size >= 2 * engine.max_model_len:
+        rows.append(("KV pool -50%", (Change("kv-pool", "-50%"),)))
+    else:
+        rows.append(("KV pool +50%", (Change("kv-pool", "+50%"),)))
     rows += [
-        ("KV pool -50%", (Change("kv-pool", "-50%"),)),
         ("nothing shared between sessions", (Change("tools-prefix", "0"),)),
         ("prefill 25% slower", (Change("compute-time", "+25%"),)),
         ("decode 25% slower", (Change("memory-time", "+25%"),)),

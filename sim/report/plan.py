@@ -92,7 +92,10 @@ def _no_answer(plan: Plan, slos: str) -> str:
     return f"Answer: none; {plural(most, 'replica')} ({why}) fail {slos}"
 
 
-def plan_table(plan: Plan | MostDevelopers) -> str:
+Cells = tuple[list[str], list[list[str]], list[int]]  # header, rows, columns of text
+
+
+def plan_cells(plan: Plan | MostDevelopers) -> Cells:
     """One row a count: what developers wait and why, and whether that meets."""
     by = "replicas" if isinstance(plan, Plan) else "developers"
     extra = [(i, slo) for i, slo in enumerate(plan.slos) if slo.name not in _SHOWN]
@@ -118,37 +121,35 @@ def plan_table(plan: Plan | MostDevelopers) -> str:
                 row.verdict,
             ]
         )
-    return table(header, body, left=[len(header) - 3, len(header) - 1])
+    return header, body, [len(header) - 3, len(header) - 1]
 
 
 def _time(slo: SLO, estimate: Estimate) -> str:
     return milliseconds(estimate) if slo.metric == "tpot" else seconds(estimate)
 
 
-def cost_table(plan: Plan | MostDevelopers) -> str | None:
+def cost_cells(plan: Plan | MostDevelopers) -> Cells | None:
     """What each count costs; None without a price."""
     if all(row.usd_per_hour is None for row in plan.rows):
         return None
     by = "replicas" if isinstance(plan, Plan) else "developers"
     header = [by, "paid", "boxes", "$/h", "$/developer-hour", "$/task", "$/1M processed"]
-    return table(
-        header,
+    body = [
         [
-            [
-                f"{getattr(row, by):,}",
-                str(row.paid_replicas),
-                str(row.boxes),
-                f"{row.usd_per_hour or 0.0:,.2f}",
-                dollars(row.usd_per_developer_hour),
-                dollars(row.usd_per_task),
-                dollars(row.usd_per_1m_tokens),
-            ]
-            for row in plan.rows
-        ],
-    )
+            f"{getattr(row, by):,}",
+            str(row.paid_replicas),
+            str(row.boxes),
+            f"{row.usd_per_hour or 0.0:,.2f}",
+            dollars(row.usd_per_developer_hour),
+            dollars(row.usd_per_task),
+            dollars(row.usd_per_1m_tokens),
+        ]
+        for row in plan.rows
+    ]
+    return header, body, []
 
 
-def sensitivity_table(rows: Sequence[SensitivityRow], replicas: int) -> str:
+def sensitivity_cells(rows: Sequence[SensitivityRow], replicas: int) -> Cells:
     """One assumption a row, and the replicas needed then."""
     header = ["if", "replicas", f"TTFT p90 with {replicas}", "hit rate"]
     body = []
@@ -156,7 +157,13 @@ def sensitivity_table(rows: Sequence[SensitivityRow], replicas: int) -> str:
         needed = f"more than {row.tried}" if row.replicas is None else str(row.replicas)
         changes = needed if row.replicas == replicas else f"{replicas} → {needed}"
         body.append([row.name, changes, seconds(row.ttft_p90_s), share(row.hit_rate)])
-    return table(header, body, left=[0])
+    return header, body, [0]
+
+
+def as_text(cells: Cells) -> str:
+    """Cells as an aligned table."""
+    header, body, left = cells
+    return table(header, body, left=left)
 
 
 def bound_line(plan: Plan) -> str:
@@ -196,12 +203,12 @@ def plan_text(
     parts = [answer(plan)]
     if not quiet:
         parts.append("\n".join([*assumptions, rule_line(plan)]))
-    parts.append(plan_table(plan))
-    money = cost_table(plan)
-    parts += [money] if money else []
+    parts.append(as_text(plan_cells(plan)))
+    money = cost_cells(plan)
+    parts += [as_text(money)] if money else []
     if sensitivity and plan.replicas is not None:
         head = f"What would change the answer ({sensitivity[0].ttft_p90_s.n} hours a row, a rough count):"
-        parts.append(f"{head}\n{sensitivity_table(sensitivity, plan.replicas)}")
+        parts.append(f"{head}\n{as_text(sensitivity_cells(sensitivity, plan.replicas))}")
     if not quiet:
         extra = [text for code, text in plan.warnings if code == "extrapolated"]
         outside = f"Extrapolated: {'; '.join(extra) if extra else 'none'}."
@@ -235,9 +242,9 @@ def developers_text(most: MostDevelopers, assumptions: Sequence[str], *, quiet: 
     parts = [developers_answer(most)]
     if not quiet:
         parts.append("\n".join([*assumptions, rule_line(most)]))
-    parts.append(plan_table(most))
-    money = cost_table(most)
-    return "\n\n".join([*parts, *([money] if money else [])]) + "\n"
+    parts.append(as_text(plan_cells(most)))
+    money = cost_cells(most)
+    return "\n\n".join([*parts, *([as_text(money)] if money else [])]) + "\n"
 
 
 def row_object(row: PlanRow, slos: Sequence[SLO]) -> dict[str, object]:
