@@ -36,7 +36,7 @@ def demo(ctx: click.Context, /, out: Path) -> None:
     folder = shlex.quote(str(out))
     tour = (
         (
-            f"A (simulated) sweep of a server with {LEFTOVER} earlier requests to work off. Can it be trusted?",
+            f"A (simulated) sweep of a server busy with {LEFTOVER} earlier requests. Can it be trusted?",
             f"replicast check {here['backlog.csv']} --parallel-per-session 1",
         ),
         (

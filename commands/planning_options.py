@@ -201,8 +201,10 @@ def tell(
     from replicast.sim.report.files import write_text
     from replicast.sim.report.timing import since_process_start
 
+    in_text = ("extrapolated",) if not (options["as_json"] or options["quiet"]) else ()
     for code, text in answer.warnings:
-        click.echo(f"Warning [{code}]: {text}", err=True)
+        if code not in in_text:
+            click.echo(f"Warning [{code}]: {text}", err=True)
     out: Path | None = options["out"]
     if out:
         write_text(out / f"{name}.txt", answer.text())

@@ -85,7 +85,7 @@ def run(ask: Ask, *, keep: bool, progress: Callable[[int], Progress] | None = No
     if fleet.loop is None and fleet.sessions is None:
         fleet = replace(fleet, loop="open" if trace.open_loop else "closed")
     price = ask.price_usd_per_hour if ask.price_usd_per_hour is not None else profile.price_usd_per_hour
-    task = ask.task or mean_session(trace.sessions)
+    task = ask.task or mean_session(trace.sessions, resolved.config.max_model_len)
     loaded = since_process_start()
 
     study = Study(trace.sessions, resolved.config, profile.to_step_time(), fleet, ask.seed)
