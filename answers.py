@@ -69,7 +69,8 @@ class Context:
         lines = [
             f"{plural(people.developers, 'developer')}, {people.active_share:g} active "
             f"({self.active_source})",
-            f"{people.sessions_each:g} sessions each: {plural(self.load.live_sessions, 'live session')}, "
+            f"{people.sessions_each:g} session{'s' if people.sessions_each != 1 else ''} each: "
+            f"{plural(self.load.live_sessions, 'live session')}, "
             f"each asks {asks:.0f} times an hour when nobody queues",
             f"closed loop, router {fleet.router}; sessions resampled from "
             f"{plural(len(self.trace.sessions), 'session')} with {plural(turns, 'request')} "
