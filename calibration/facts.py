@@ -200,7 +200,12 @@ def find_model(name: str, kv_cache_dtype: str | None = None) -> Model | None:
     """Facts about a model by the closest known name in `name`; None where none is known."""
     wanted = _plain(name)
     fits = [known for known in MODELS if _plain(known) in wanted]
-    return MODELS[max(fits, key=len)].with_kv(kv_cache_dtype) if fits else None
+    if not fits:
+        return None
+    model = MODELS[max(fits, key=len)].with_kv(kv_cache_dtype)
+    if "fp8" in wanted and model.precision == "bf16":
+        model = replace(model, precision="fp8", weight_bytes=model.parameters)
+    return model
 
 
 def model_from_config(path: Path, parameters: float, active: float | None = None) -> Model:

@@ -182,14 +182,15 @@ def fit_requests(
         prior = np.array(
             [(v - math.log(priors[n].value)) / priors[n].spread for v, n in zip(x, FITTED, strict=True)]
         )
-        return np.nan_to_num(np.concatenate([first, inside, around, later, prior]))
+        return np.asarray(np.nan_to_num(np.concatenate([first, inside, around, later, prior])))
 
     found = least_squares(
         residuals, np.maximum(x0, low + 1e-6), bounds=(low, np.full(len(low), 5.0)), loss="soft_l1",
-        diff_step=1e-3, x_scale=0.3, max_nfev=60,
+        diff_step=np.full(len(low), 1e-3), x_scale=0.3, max_nfev=60,
     )  # fmt: skip
     steps, front_end = _split(found.x)
-    normal = found.jac.T @ found.jac
+    jacobian = np.asarray(found.jac)
+    normal = jacobian.T @ jacobian
     spread_ = np.sqrt(
         np.diag(np.linalg.pinv(normal)) * max(2 * found.cost / max(2 * len(rows) - len(FITTED), 1), 0.1)
     )

@@ -35,6 +35,7 @@ EXCHANGE_S, EXCHANGE_PCIE_S = 8e-6, 25e-6
 LINK_BYTES_PER_S, LINK_PCIE_BYTES_PER_S = 350e9, 20e9
 # TTFT - queue - prefill over 28 task windows of the agentic sweeps.
 FRONT_END = FrontEnd(fixed_s=0.026, per_prompt_token_s=1.7e-6, delivery_s=0.0)
+SEQUENCES = 32  # range over which experts are taken to grow evenly
 RESERVED_GIB = 4.0  # activations, CUDA graphs and the context of a rank
 
 
@@ -55,13 +56,14 @@ def priors(model: Model, gpu: Gpu, tensor_parallel_size: int) -> dict[str, Prior
     bandwidth = gpu.bytes_per_s * tp
     kv_bandwidth = gpu.bytes_per_s * (1 if model.replicated_kv else tp)
     one, more = _expert_bytes(model)
+    least = min(one, 2 * model.active * model.weight_bytes / model.parameters)
     pcie = gpu.name in PCIE
     exchange = (EXCHANGE_PCIE_S if pcie else EXCHANGE_S) * 2 * model.layers if tp > 1 else 0.0
     flops, attention_flops = gpu.flops(model.precision) * tp, gpu.bf16_flops * tp
     wide = math.log(BANDWIDTH_SPREAD)
     return {
         "memory_fixed_s": Prior(
-            one / bandwidth, one / (BANDWIDTH_SHARE * bandwidth) + LAUNCH_S * model.layers + exchange, wide
+            least / bandwidth, one / (BANDWIDTH_SHARE * bandwidth) + LAUNCH_S * model.layers + exchange, wide
         ),
         "memory_per_kv_token_s": Prior(
             model.kv_bytes / kv_bandwidth, model.kv_bytes / (BANDWIDTH_SHARE * kv_bandwidth), wide
@@ -87,7 +89,7 @@ def priors(model: Model, gpu: Gpu, tensor_parallel_size: int) -> dict[str, Prior
 
 
 def _expert_bytes(model: Model) -> tuple[float, float]:
-    """Weight bytes that one sequence's step reads, and those each further one (up to 32) adds on average."""
+    """Weight bytes that one sequence's step reads, and those that each further one adds."""
     weights = model.weight_bytes
     if model.experts <= 1:
         return weights, 0.0
@@ -96,8 +98,13 @@ def _expert_bytes(model: Model) -> tuple[float, float]:
     per_parameter = weights / model.parameters
     dense = max(model.active - share * model.parameters, 0.0) / (1 - share) * per_parameter
     routed = weights - dense
-    at = [1 - (1 - share) ** n for n in (1, 32)]
-    return dense + at[0] * routed, (at[1] - at[0]) / 31 * routed
+    # Experts that n sequences touch, as the straight line nearest to it for n = 1 to 32.
+    count = range(1, SEQUENCES + 1)
+    touched = [1 - (1 - share) ** n for n in count]
+    mean_n, mean = sum(count) / SEQUENCES, sum(touched) / SEQUENCES
+    slope = sum((n - mean_n) * t for n, t in zip(count, touched, strict=True))
+    slope /= sum((n - mean_n) ** 2 for n in count)
+    return dense + (mean - slope * (mean_n - 1)) * routed, slope * routed
 
 
 def _row_s(model: Model, bandwidth: float) -> float:
