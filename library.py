@@ -76,7 +76,8 @@ def simulate(
     resolved = resolve(flags or EngineArgs(), known.engine_args())
     result = run_fleet(loaded.sessions, resolved.config, known.to_step_time(), config, seed=seed)
     cost_of = price if price is not None else known.price_usd_per_hour
-    return Simulation(summarise(result, cost_of, mean_session(loaded.sessions)), result)
+    task = mean_session(loaded.sessions, resolved.config.max_model_len)
+    return Simulation(summarise(result, cost_of, task), result)
 
 
 def context(

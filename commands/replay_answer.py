@@ -64,6 +64,7 @@ class Answer:
     resolved: ResolvedConfig
     trace: LoadedTrace
     fleet: FleetConfig  # of the first run, loop resolved
+    task: Task | None
     rows: tuple[ReplayRow, ...]
     warnings: tuple[Warned, ...]
     results: tuple[RunResult, ...]
@@ -124,7 +125,7 @@ def run(ask: Ask, *, keep: bool, progress: Callable[[int], Progress] | None = No
         "load_s": loaded - imported,
         "simulate_s": simulate_s,
     }
-    return Answer(ask, profile, resolved, trace, fleet, tuple(rows), warnings, tuple(results), timing)
+    return Answer(ask, profile, resolved, trace, fleet, task, tuple(rows), warnings, tuple(results), timing)
 
 
 def _input_warnings(profile: Profile, resolved: ResolvedConfig, trace: LoadedTrace) -> Iterable[Warned]:
@@ -218,8 +219,8 @@ def document(reply: Answer) -> str:
                 "price_usd_per_hour_per_replica": ask.price_usd_per_hour
                 if ask.price_usd_per_hour is not None
                 else reply.profile.price_usd_per_hour,
-                "task_tokens": (ask.task or mean_session(reply.trace.sessions))._asdict(),  # type: ignore[union-attr]
-                "task_of": "flag" if ask.task else "mean session of the trace",
+                "task_tokens": reply.task._asdict() if reply.task else None,
+                "task_of": "flag" if ask.task else "mean session of the trace, refused requests left out",
             },
             "seed": ask.seed,
             "rows": [row_object(row) for row in reply.rows],

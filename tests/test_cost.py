@@ -76,6 +76,7 @@ def test_mean_session_of_a_trace() -> None:
 
     sessions = [Session("a", (turn(10, 1), turn(30, 2))), Session("b", (turn(20, 5),))]
     assert mean_session(sessions) == Task(30, 4)
+    assert mean_session(sessions, max_model_len=30) == Task(15, 3)
     assert mean_session([]) is None
 
 

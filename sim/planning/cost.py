@@ -82,13 +82,18 @@ def split_usd_per_task(price: SplitPrice, task: Task) -> float:
     return price.prompt_usd_per_token * task.prompt_tokens + price.output_usd_per_token * task.output_tokens
 
 
-def mean_session(sessions: Iterable[Session]) -> Task | None:
-    """The trace's own task: mean prompt and output tokens of a session; None without sessions."""
+def mean_session(sessions: Iterable[Session], max_model_len: int | None = None) -> Task | None:
+    """The trace's own task: mean prompt and output tokens of a session; None without sessions.
+
+    With `max_model_len` those requests are left out that a server refuses: they are never computed.
+    """
     prompt = output = count = 0
     for session in sessions:
         count += 1
-        prompt += sum(turn.num_prompt_tokens for turn in session.turns)
-        output += sum(turn.num_output_tokens for turn in session.turns)
+        for turn in session.turns:
+            if max_model_len is None or turn.num_prompt_tokens < max_model_len:
+                prompt += turn.num_prompt_tokens
+                output += turn.num_output_tokens
     return Task(prompt / count, output / count) if count else None
 
 

@@ -129,7 +129,7 @@ def make_plan(
     scenario = runner.scenario
     study = scenario.study()
     if money.task is None:
-        money = replace(money, task=mean_session(study.load.sessions))
+        money = replace(money, task=mean_session(study.load.sessions, study.engine.max_model_len))
     bound = hand_bound(
         study.load.sessions, study.load.live_sessions, study.engine, study.step_time, study.fleet.front_end
     )
@@ -167,7 +167,7 @@ def most_developers(
     """The largest number of developers whose SLOs `replicas` meet, to one part in fifty."""
     study = runner.scenario.study()
     if money.task is None:
-        money = replace(money, task=mean_session(study.load.sessions))
+        money = replace(money, task=mean_session(study.load.sessions, study.engine.max_model_len))
     bound = hand_bound(
         study.load.sessions, study.load.live_sessions, study.engine, study.step_time, study.fleet.front_end
     )

@@ -169,7 +169,7 @@ def make_whatif(
         raise InputError(f"{replicas} replicas", where="--replicas", remedy="Use 1 or more.")
     study = runner.scenario.study()
     if money.task is None:
-        money = replace(money, task=mean_session(study.load.sessions))
+        money = replace(money, task=mean_session(study.load.sessions, study.engine.max_model_len))
     for variant in variants:
         runner.scenario.study(variant)  # wrong values fail before anything runs
     fleet = study.fleet
