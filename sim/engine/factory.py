@@ -6,11 +6,11 @@ from replicast.sim.config import EngineConfig
 from replicast.sim.engine import Engine
 from replicast.sim.engine.compiled import engine_class
 from replicast.sim.engine.step_time import StepTime
-from replicast.sim.engine.stepwise.engine import StepwiseEngine
+from replicast.sim.engine.stepwise.leaps import HybridEngine
 
 
 def make_engine(config: EngineConfig, step_time: StepTime) -> Engine:
-    """A fresh replica, empty at tick 0. Hybrid models walk every step: exact, and slow."""
+    """A fresh replica, empty at tick 0. Hybrid models have their own, which is slower."""
     if config.kv_groups is not None:
-        return StepwiseEngine(config, step_time)
+        return HybridEngine(config, step_time)
     return engine_class()(config, step_time)

@@ -32,6 +32,7 @@ class BlockPool:
         # A group's hashes -> blocks, first published first.
         self._cached: list[dict[int, list[int]]] = [{} for _ in range(num_groups)]
         self._group = [0] * num_gpu_blocks  # whose hash a block carries
+        self.version = 0  # grows with every change
 
     @property
     def num_free_blocks(self) -> int:
@@ -49,6 +50,7 @@ class BlockPool:
 
     def take(self, num_blocks: int) -> list[int]:
         """New blocks from the head of the free queue; what they cached is lost."""
+        self.version += num_blocks
         blocks = [self.free_queue.popitem(last=False)[0] for _ in range(num_blocks)]
         for block in blocks:
             self._evict(block)
@@ -57,6 +59,7 @@ class BlockPool:
 
     def touch(self, blocks: Iterable[int]) -> None:
         """Hold cached blocks, so that they cannot be taken."""
+        self.version += 1
         for block in blocks:
             if block == NULL_BLOCK:
                 continue
@@ -66,6 +69,7 @@ class BlockPool:
 
     def free(self, blocks: list[int]) -> None:
         """Let go of a request's blocks, given first to last (rule 4)."""
+        self.version += 1
         unhashed: list[int] = []
         for block in reversed(blocks):
             if block == NULL_BLOCK:
@@ -83,6 +87,7 @@ class BlockPool:
 
     def publish(self, block: int, block_hash: int, group: int = 0) -> None:
         """Let look-ups of `block_hash` for a group find `block`."""
+        self.version += 1
         self.block_hash[block] = block_hash
         self._group[block] = group
         self._cached[group].setdefault(block_hash, []).append(block)

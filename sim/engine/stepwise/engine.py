@@ -115,13 +115,16 @@ class StepwiseEngine:
             self._drain_input(now)
             if not self._scheduler.has_unfinished_requests:
                 return
-            output = self._scheduler.schedule()
+            output = self._schedule()
             if output.rows:
                 self._launch(output, now)
             elif self._in_flight or not (output.preempted or self._scheduler.running):
                 return  # only an update or an arrival can change anything
             elif self._depth == 1:
                 self._wake = now + SLEEP
+
+    def _schedule(self) -> SchedulerOutput:
+        return self._scheduler.schedule()
 
     def _drain_input(self, now: Tick) -> None:
         for request in self._input_queue:
