@@ -9,6 +9,7 @@ A command's file is loaded only when the command is named, or to list its help.
 from __future__ import annotations
 
 import io
+import shlex
 import signal
 import sys
 import threading
@@ -18,6 +19,7 @@ from typing import Any, NoReturn
 
 import click
 from replicast import __version__
+from replicast.commands import ASKED
 from replicast.sim.errors import InputError
 
 # In the order of the help; `commands/NAME.py` has NAME.
@@ -55,6 +57,10 @@ class Commands(click.Group):
         command = getattr(import_module(f"replicast.commands.{cmd_name}"), cmd_name)
         assert isinstance(command, click.Command), "a command's file holds it under its name"
         return command
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        ctx.meta[ASKED] = shlex.join(["replicast", *args])
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         for stream in (sys.stdout, sys.stderr):

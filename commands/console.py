@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import click
 
@@ -20,6 +20,13 @@ class WarningLike(Protocol):
     def code(self) -> str: ...
     @property
     def text(self) -> str: ...
+
+
+class Warned(NamedTuple):
+    """One warning."""
+
+    code: str
+    text: str
 
 
 def warn(warnings: Iterable[WarningLike]) -> None:
@@ -44,8 +51,13 @@ class StatusLine:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Leave nothing of it."""
         if self._width:
             click.echo("\r" + " " * self._width + "\r", nl=False, err=True)
+            self._width = 0
 
     def say(self, text: str) -> None:
         """Write `text` over what stands there."""

@@ -28,8 +28,15 @@ from replicast.commands.planning_options import asked, journal, planning_options
     help="Stop a count where its verdict is clear.",
 )
 @click.option("--sensitivity/--no-sensitivity", default=True, show_default=True, help="Move each assumption.")
+@click.option(
+    "--cliff/--no-cliff",
+    default=True,
+    show_default=True,
+    help="With --out: also where the prefix cache stops to hold all sessions (some twenty more runs).",
+)
 @planning_options
-def plan(**options: Any) -> None:  # fmt: skip
+@click.pass_context
+def plan(ctx: click.Context, /, **options: Any) -> None:  # fmt: skip
     """Find how many replicas N developers need in their busiest hour, with intervals.
 
     \b
@@ -60,4 +67,5 @@ def plan(**options: Any) -> None:  # fmt: skip
                 progress=line.runs,
                 **question,
             )
-    tell(answer, "plan", options, imported)
+        code = tell(answer, "plan", options, imported, line)
+    ctx.exit(code)

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import click
+from replicast.commands import ASKED
+from replicast.commands.console import StatusLine, Warned, warn
 from replicast.commands.options import (
     PATH,
     SECONDS,
@@ -21,7 +23,8 @@ from replicast.commands.options import (
 from replicast.sim.fleet.config import RouterName
 
 if TYPE_CHECKING:
-    from replicast.answers import DevelopersAnswer, PlanAnswer, WhatIfAnswer
+    from replicast.reports import Answer
+    from replicast.sim.planning.parallel import Scale
 
 F = TypeVar("F", bound=Callable[..., Any])
 JOURNAL = "runs.jsonl"
@@ -111,7 +114,9 @@ _AFTER = (
         help="Where runs take place: here, or on a cluster that exists.",
     ),
     click.option("--scheduler", metavar="ADDRESS", help="Of the Dask scheduler or the Ray head."),
-    click.option("--out", type=PATH, metavar="DIR", help="Write text, JSON and finished runs."),
+    click.option(
+        "--out", type=PATH, metavar="DIR", help="Write report (HTML), figures, text, JSON, finished runs."
+    ),
     click.option("--resume", is_flag=True, help="Take over the runs an interrupted call left in --out."),
     click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout."),
     click.option("--quiet", is_flag=True, help="No progress, no assumptions; warnings stay."),
@@ -136,7 +141,6 @@ def subject(command: F) -> F:
 def asked(options: dict[str, Any]) -> dict[str, Any]:
     """Keyword arguments of `library.plan` and `library.whatif`; traces are loaded, folders checked."""
     from replicast.calibration.profile import load_profile
-    from replicast.sim.planning.parallel import Scale
     from replicast.sim.planning.slo import parse_slos
     from replicast.traces.day import read_day
     from replicast.traces.load import load_trace
@@ -175,8 +179,15 @@ def asked(options: dict[str, Any]) -> dict[str, Any]:
         "horizon_s": options["horizon"],
         "model": options["model"],
         "seed": options["seed"],
-        "scale": Scale(options["jobs"], options["backend"], options["scheduler"]),
+        "scale": scale(options),
     }
+
+
+def scale(options: dict[str, Any]) -> Scale:
+    """Where runs take place."""
+    from replicast.sim.planning.parallel import Scale
+
+    return Scale(options["jobs"], options["backend"], options["scheduler"])
 
 
 def journal(options: dict[str, Any]) -> Path | None:
@@ -194,28 +205,31 @@ def journal(options: dict[str, Any]) -> Path | None:
     return path
 
 
-def tell(
-    answer: PlanAnswer | DevelopersAnswer | WhatIfAnswer, name: str, options: dict[str, Any], imported: float
-) -> None:
-    """Print an answer, write its files, end with its exit code."""
+def tell(answer: Answer, name: str, options: dict[str, Any], imported: float, line: StatusLine) -> int:
+    """Print an answer and write its files; its exit code."""
+    from replicast.reports import write_report
     from replicast.sim.report.files import write_text
     from replicast.sim.report.timing import since_process_start
 
     in_text = ("extrapolated",) if not (options["as_json"] or options["quiet"]) else ()
-    for code, text in answer.warnings:
-        if code not in in_text:
-            click.echo(f"Warning [{code}]: {text}", err=True)
+    warn(Warned(code, text) for code, text in answer.warnings if code not in in_text)
     out: Path | None = options["out"]
+    written: list[Path] = []
     if out:
-        write_text(out / f"{name}.txt", answer.text())
+        repeat = click.get_current_context().meta[ASKED]
+        out.mkdir(parents=True, exist_ok=True)
+        written = write_report(
+            answer, out, repeat, scale=scale(options), cliff=options.get("cliff", False), progress=line.runs
+        )
     document = answer.document({"import_s": imported, "wall_s": since_process_start()})
     if out:
         write_text(out / f"{name}.json", document)
+        written.append(out / f"{name}.json")
+    line.clear()
     if options["as_json"]:
         click.echo(document, nl=False)
     else:
         click.echo(answer.text(quiet=options["quiet"]), nl=False)
         if out:
-            click.echo(f"Written to {out}: {name}.txt, {name}.json")
-    if answer.exit_code:
-        click.get_current_context().exit(answer.exit_code)
+            click.echo(f"Written to {out}: {', '.join(path.name for path in written)}")
+    return answer.exit_code

@@ -30,7 +30,8 @@ from replicast.commands.planning_options import asked, journal, planning_options
     "--search/--no-search", default=True, show_default=True, help="Find the replicas needed before and after."
 )
 @planning_options
-def whatif(**options: Any) -> None:  # fmt: skip
+@click.pass_context
+def whatif(ctx: click.Context, /, **options: Any) -> None:  # fmt: skip
     """Change something and see what becomes of waiting, hit rate and cost: paired differences.
 
     \b
@@ -59,4 +60,5 @@ def whatif(**options: Any) -> None:  # fmt: skip
             progress=line.runs,
             **question,
         )
-    tell(answer, "whatif", options, imported)
+        code = tell(answer, "whatif", options, imported, line)
+    ctx.exit(code)

@@ -38,7 +38,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def saved(trace: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with plan.json."""
     out = tmp_path_factory.mktemp("plan")
-    done = replicast("plan", trace, *PLAN, "--out", out, "--counts", "1,2")
+    done = replicast("plan", trace, *PLAN, "--out", out, "--counts", "1,2", "--no-cliff")
     assert done.exit_code == 0, done.output
     return out
 
@@ -56,7 +56,16 @@ def without_timing(text: str) -> dict[str, Any]:
 
 
 def test_plan_says_the_answer_first(saved: Path, snapshot: SnapshotAssertion) -> None:
-    assert words((saved / "plan.txt").read_text()) == snapshot
+    lines = words((saved / "plan.txt").read_text())
+    assert lines[0].startswith("Answer")
+    assert [line for line in lines if line.startswith(("Answer", "replicas", "Next"))] == snapshot
+
+
+def test_out_holds_a_page_figures_and_how_to_repeat_it(trace: Path, saved: Path) -> None:
+    names = {path.name for path in saved.iterdir()}
+    assert {"plan.txt", "plan.json", "report.html", "runs.jsonl"} <= names
+    assert any(name.endswith(".svg") for name in names)
+    assert f"replicast plan {trace}" in (saved / "report.html").read_text()
 
 
 def test_plan_document(trace: Path, saved: Path) -> None:
@@ -70,7 +79,7 @@ def test_plan_document(trace: Path, saved: Path) -> None:
 
 
 def test_finished_runs_are_taken_over(trace: Path, tmp_path: Path) -> None:
-    command = ["plan", trace, *PLAN, "--counts", "1", "--out", tmp_path]
+    command = ["plan", trace, *PLAN, "--counts", "1", "--no-cliff", "--out", tmp_path]
     assert replicast(*command).exit_code == 0
     whole = without_timing((tmp_path / "plan.json").read_text())
     runs = (tmp_path / "runs.jsonl").read_text().splitlines()
@@ -98,8 +107,10 @@ def test_most_developers(trace: Path) -> None:
 def test_whatif(trace: Path, tmp_path: Path, snapshot: SnapshotAssertion) -> None:
     done = replicast("whatif", trace, *WHATIF, "--set", "prefix-cache-hit-rate=0.14", "--out", tmp_path)
     assert done.exit_code == 0, done.output
-    shown = words((tmp_path / "whatif.txt").read_text())
-    assert [re.sub("^[~=] ", "", line.split(" [")[0]) for line in shown] == snapshot
+    figures = [
+        line for line in (tmp_path / "whatif.txt").read_text().splitlines() if line[:2] in (" ~", " =")
+    ]
+    assert [line[3:].split("  ")[0] for line in figures] == snapshot
     assert "pinned" in done.stdout
     document = without_timing((tmp_path / "whatif.json").read_text())
     assert document["schema"] == "replicast/whatif/1"
@@ -112,7 +123,9 @@ def test_vary_has_an_arm_a_value(trace: Path) -> None:
 
 
 def test_compare(trace: Path, saved: Path, tmp_path: Path) -> None:
-    done = replicast("plan", trace, *PLAN, "--counts", "1,2", "--router", "random", "--out", tmp_path)
+    done = replicast(
+        "plan", trace, *PLAN, "--counts", "1,2", "--router", "random", "--no-cliff", "--out", tmp_path
+    )
     assert done.exit_code == 0, done.output
     compared = replicast("compare", saved / "plan.json", tmp_path / "plan.json")
     assert compared.exit_code == 0, compared.output
