@@ -344,8 +344,9 @@ class Scheduler:
             if self.config.async_scheduling:
                 state.num_output_placeholders -= 1 + row.num_draft_tokens
             if self._publishes_on_update:
-                # All delivered tokens but the last are computed.
-                self.kv_cache.publish(state, request.num_tokens - 1)
+                # All delivered tokens but the last; fewer where 0.25 verified drafts it had cut.
+                computed = request.num_computed_tokens - state.num_output_placeholders
+                self.kv_cache.publish(state, min(request.num_tokens - 1, computed))
         if not ends:
             if not self.config.async_scheduling:
                 state.num_draft_tokens = self.config.num_speculative_tokens

@@ -1,4 +1,4 @@
-"""Our steps equal those of vLLM's own scheduler, for both recorded versions."""
+"""Our steps equal those of vLLM's own scheduler, for both recorded versions and through both engines."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from replicast.sim.config import Rules
 from stepreplay.adapters import ENGINES
 from stepreplay.compare import first_difference, load_recording
 from stepreplay.driver import Driver
+from stepreplay.product import Product
 from stepreplay.scenario import load_scenario
 
 HERE = Path(__file__).parent
@@ -20,7 +21,7 @@ VERSIONS: tuple[Rules, ...] = get_args(Rules)
 
 
 def recorded_pairs() -> list[object]:
-    """(scenario, recording, version), one a recording."""
+    """(scenario, recording, version, engine); hybrid models are the reference's only."""
     pairs: list[object] = []
     for folder, scenarios in (
         (HERE, HERE / "scenarios"),
@@ -30,12 +31,16 @@ def recorded_pairs() -> list[object]:
             for steps in sorted((folder / f"golden-{version}").glob("*.steps.jsonl.gz")):
                 name = steps.name.removesuffix(".steps.jsonl.gz")
                 scenario = scenarios / f"{name}.scenario.json"
-                pairs.append(pytest.param(scenario, steps, version, id=f"{name}-{version}"))
+                is_hybrid = bool(json.loads(scenario.read_text())["config"].get("kv_groups"))
+                pairs += [
+                    pytest.param(scenario, steps, version, engine, id=f"{name}-{version}-{engine}")
+                    for engine in ENGINES
+                    if engine == "reference" or not is_hybrid
+                ]
     return pairs
 
 
-@pytest.mark.parametrize("engine", sorted(ENGINES))
-@pytest.mark.parametrize(("scenario", "steps", "version"), recorded_pairs())
+@pytest.mark.parametrize(("scenario", "steps", "version", "engine"), recorded_pairs())
 def test_steps_equal_the_recorded_ones(scenario: Path, steps: Path, version: Rules, engine: str) -> None:
     lines = Driver(load_scenario(scenario, version), ENGINES[engine]).run()
     assert first_difference(lines, load_recording(steps)) is None
@@ -80,6 +85,8 @@ def test_replay_names_the_first_difference(tmp_path: Path, capsys: pytest.Captur
             "max_num_active_seqs",
         ),
         ('{"requests": [], "config": {"block_size": 0}}', "block_size"),
+        ('{"requests": [{"id": "a", "output_len": 1.5}]}', "output_len"),
+        ('{"requests": [{"id": "a", "output_len": 1, "prompt_from": "a"}]}', "arrives later"),
     ],
 )
 def test_unusable_scenarios_are_refused_in_words(
@@ -89,6 +96,31 @@ def test_unusable_scenarios_are_refused_in_words(
     path.write_text(text)
     assert replay.main([str(path), "--vllm", "0.25.1"]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_hybrid_models_are_the_references(capsys: pytest.CaptureFixture[str]) -> None:
+    scenario = str(HERE / "scenarios" / "35_hybrid_swa.scenario.json")
+    steps = str(HERE / "golden-0.33.0" / "35_hybrid_swa.steps.jsonl.gz")
+    assert replay.main([scenario, "--vllm", "0.33.0", "--check", steps]) == 2
+    assert "say --engine reference" in capsys.readouterr().err
+    assert replay.main([scenario, "--vllm", "0.33.0", "--check", steps, "--engine", "reference"]) == 0
+
+
+def test_other_versions_are_named_the_rules_they_follow(capsys: pytest.CaptureFixture[str]) -> None:
+    assert replay.main([str(SCENARIO), "--vllm", "0.20"]) == 2
+    assert "say --vllm 0.25.1" in capsys.readouterr().err
+    assert replay.main([str(SCENARIO), "--vllm", "newest"]) == 2
+    assert "is not a vLLM version" in capsys.readouterr().err
+
+
+def test_the_products_engine_jumps() -> None:
+    """A replay by single steps only would prove nothing of the jumps."""
+    name = "14_multiturn_bs16.scenario.json"
+    driver = Driver(load_scenario(HERE / "scenarios" / name, "0.33.0"), Product)
+    num_steps = sum(line["kind"] == "step" for line in driver.run())
+    assert isinstance(driver.engine, Product)
+    assert driver.engine.num_handed_out > num_steps / 2
+    assert driver.engine.engine.num_single_steps == 0
 
 
 def test_unusable_recordings_are_refused_in_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

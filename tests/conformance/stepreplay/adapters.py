@@ -11,6 +11,8 @@ from replicast.sim.engine.stepwise.output import RequestOutput, SchedulerOutput,
 from replicast.sim.engine.stepwise.scheduler import Scheduler
 from replicast.sim.request import Request
 
+from .product import Product
+
 
 class SteppedEngine(Protocol):
     """An engine whose every step can be looked at."""
@@ -111,4 +113,4 @@ class Stepwise:
         return [block for block, held in enumerate(self._pool.block_hash) if held is not None]
 
 
-ENGINES: Mapping[str, Callable[[EngineConfig], SteppedEngine]] = {"stepwise": Stepwise}
+ENGINES: Mapping[str, Callable[[EngineConfig], SteppedEngine]] = {"product": Product, "reference": Stepwise}

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from replicast.sim.config import EngineConfig
 from replicast.sim.engine.stepwise.output import RequestOutput, ScheduledRow, SchedulerOutput
+from replicast.sim.errors import InputError
 from replicast.sim.request import Request, RequestStatus
 from replicast.sim.workload import Content, cut, join, num_tokens
 
@@ -174,7 +175,9 @@ class Driver:
     def _prompt_of(self, spec: RequestSpec) -> Content:
         if spec.prompt_from is None:
             return spec.prompt
-        source = self.requests[spec.prompt_from]
+        source = self.requests.get(spec.prompt_from)
+        if source is None:
+            raise InputError(f"request {spec.id!r} continues {spec.prompt_from!r}, which arrives later")
         length = source.num_tokens if spec.keep_output else source.num_prompt_tokens
         inherited = cut(join((*source.prompt, *source.output)), 0, max(length - spec.trim, 0))
         return join((*inherited, *spec.prompt))

@@ -62,6 +62,8 @@ EXTRA_WITHOUT_EFFECT: Mapping[Rules, tuple[str, ...]] = {
     ),
 }
 
+MOST = 10_000_000  # blocks, tokens, steps: the engine that walks them keeps each block
+
 EOS = Segment(0, 1, 1)  # token id 1, which is also token 1 of stream 0
 
 
@@ -149,7 +151,7 @@ def _scenario(raw: Json, rules: Rules) -> Scenario:
         config=_engine_config(given, rules),
         config_lines=given,
         detail=detail,
-        max_steps=int(raw.get("max_steps", 20000)),
+        max_steps=_whole(raw, "max_steps", 20000),
         requests=requests,
         clock=Clock(float(clock["base_s"]), float(clock["per_token_s"])) if clock else None,
     )
@@ -170,14 +172,14 @@ def _engine_config(given: Json, rules: Rules) -> EngineConfig:
         block_size=_positive(given, "block_size"),
         enable_chunked_prefill=given["enable_chunked_prefill"],
         enable_prefix_caching=given["enable_prefix_caching"],
-        long_prefill_token_threshold=int(given["long_prefill_token_threshold"]),
+        long_prefill_token_threshold=_whole(given, "long_prefill_token_threshold"),
         scheduling_policy=given["policy"],
         scheduler_reserve_full_isl=given["scheduler_reserve_full_isl"],
         watermark=float(given["watermark"]),
         async_scheduling=given["async_scheduling"],
-        num_speculative_tokens=int(given["num_spec_tokens"]),
+        num_speculative_tokens=_whole(given, "num_spec_tokens"),
         spec_accept=tuple(int(accepted) for accepted in given["spec_accept"]) or (0,),
-        num_lookahead_tokens=int(given["num_lookahead_tokens"]),
+        num_lookahead_tokens=_whole(given, "num_lookahead_tokens"),
         rules=rules,
         kv_groups=groups,
         prefix_cache_retention_interval=_retention(given, rules),
@@ -221,9 +223,13 @@ def _retention(given: Json, rules: Rules) -> int | None:
 
 
 def _positive(given: Json, key: str) -> int:
-    value = given[key]
-    if not isinstance(value, int) or value < 1:
-        raise InputError(f"`{key}` is {value!r}, not a whole number from 1 up")
+    return _whole(given, key, least=1)
+
+
+def _whole(given: Json, key: str, default: int | None = None, least: int = 0) -> int:
+    value = given.get(key, default)
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= MOST:
+        raise InputError(f"`{key}` is {value!r}, not a whole number from {least} to {MOST:,}")
     return value
 
 
@@ -231,7 +237,7 @@ def _extra(given: Json, rules: Rules) -> Json:
     extra = {}
     for key, value in given.items():
         if key in EXTRA_MODELLED[rules]:
-            extra[key] = value
+            extra[key] = value if value is None or isinstance(value, bool) else _whole(given, key)
         elif key not in EXTRA_WITHOUT_EFFECT[rules] and not (
             key == "max_num_partial_prefills" and value == 1 and rules == "0.25.1"
         ):
@@ -246,11 +252,10 @@ def _request(entry: Json, index: int) -> RequestSpec:
     request_id = entry["id"]
     if not isinstance(request_id, str):
         raise InputError(f"request {index + 1} has the id {request_id!r}, not a string")
-    output_len = entry["output_len"]
-    segments = entry.get("prompt", [])
-    lengths = [length for _, length in segments]
-    if output_len < 1 or any(length < 0 for length in lengths):
-        raise InputError(f"request {request_id!r} has a length below its minimum")
+    output_len = _positive(entry, "output_len")
+    segments = [
+        (int(stream), _whole({"prompt": length}, "prompt")) for stream, length in entry.get("prompt", [])
+    ]
     stop = entry.get("stop", "length")
     if stop not in ("length", "eos"):
         raise InputError(f"request {request_id!r} stops by {stop!r}, not length or eos")
@@ -264,19 +269,19 @@ def _request(entry: Json, index: int) -> RequestSpec:
     return RequestSpec(
         id=request_id,
         index=index,
-        prompt=join(Segment(int(stream), 0, int(length)) for stream, length in segments),
+        prompt=join(Segment(stream, 0, length) for stream, length in segments),
         prompt_from=entry.get("prompt_from"),
         keep_output=entry.get("keep_output", True),
-        trim=int(entry.get("trim", 0)),
+        trim=_whole(entry, "trim", 0),
         output_len=output_len,
         output=output,
         stops_at=stops_at,
-        arrival_step=int(entry.get("arrival_step", 0)),
+        arrival_step=_whole(entry, "arrival_step", 0),
         arrival_s=cast("float | None", entry.get("arrival_s")),
         after=entry.get("after"),
-        delay_steps=int(entry.get("delay_steps", 0)),
+        delay_steps=_whole(entry, "delay_steps", 0),
         delay_s=float(entry.get("delay_s", 0.0)),
-        abort_step=entry.get("abort_step"),
+        abort_step=None if entry.get("abort_step") is None else _whole(entry, "abort_step"),
         priority=int(entry.get("priority", 0)),
         arrival_time=float(entry.get("arrival_time", index)),
         bypass_length_check=bool(entry.get("bypass_length_check", False)),

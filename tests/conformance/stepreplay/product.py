@@ -1,9 +1,12 @@
-"""The engine that jumps, one step at a time: each jump is planned as ever, then handed out step by step.
+"""The product's engine, one step at a time: each jump is planned as ever, then handed out step by step.
 
 For comparison with vLLM's recorded steps. What a step of a jump did follows from the jump's first step:
 decodes compute one token more each, the half-done prompt one chunk more, blocks by `Decodes`. A jump ends
 early exactly where the engine itself would cut it. Only the two conveniences that join a jump to the
 step before or after it are switched off, since the driver wants each step's end.
+
+Blocks get their numbers here (`block_ids.py`): in a jump from the rows in order, row by row from what the
+cache does for each request. The free queue's order is the engine's own.
 """
 
 from __future__ import annotations
@@ -13,13 +16,47 @@ from typing import Any
 
 from replicast.sim.config import EngineConfig
 from replicast.sim.engine import EngineStats
+from replicast.sim.engine.block_pool import RequestBlocks
 from replicast.sim.engine.conversion import can_jump, enter_jumps, leave_jumps
+from replicast.sim.engine.kv_cache import KVCache, cdiv
 from replicast.sim.engine.macro import MacroEngine
 from replicast.sim.engine.request_state import RequestState
 from replicast.sim.engine.step_time import StepTime
 from replicast.sim.engine.stepwise.output import RequestOutput, ScheduledRow, SchedulerOutput
+from replicast.sim.errors import InputError
+from replicast.sim.kv_groups import KVGroup
 from replicast.sim.request import Request, RequestStatus
 from replicast.sim.ticks import Tick
+
+from .block_ids import BlockIds
+
+
+class _Cache(KVCache):
+    """Tells `block_ids` what it does for one request; what a jump does for all, its rows tell."""
+
+    def watch(self, block_ids: BlockIds, engine: MacroEngine) -> None:
+        self._block_ids = block_ids
+        self._engine = engine
+
+    def touch(self, held: RequestBlocks, index: int, hits: int) -> None:
+        super().touch(held, index, hits)
+        if not self._engine.is_jumping:
+            self._block_ids.hit(held, hits)
+
+    def publish(self, held: RequestBlocks, num_tokens: int) -> None:
+        super().publish(held, num_tokens)
+        if not self._engine.is_jumping:
+            self._block_ids.grow(held, held.num_blocks)
+            self._block_ids.publish(held, held.num_published)
+
+    def free(self, held: RequestBlocks) -> None:
+        super().free(held)
+        self._block_ids.free(held)
+
+    def finish(self, held: RequestBlocks, num_tokens: int) -> None:
+        self._block_ids.publish(held, num_tokens // self.block_size)
+        self._block_ids.free(held)
+        super().finish(held, num_tokens)
 
 
 class _Engine(MacroEngine):
@@ -27,6 +64,18 @@ class _Engine(MacroEngine):
 
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config, StepTime(1, 0, 0, 0, 0, 0))
+        self.block_ids = BlockIds(config.num_gpu_blocks)
+        cache = _Cache(
+            config.num_gpu_blocks,
+            config.block_size,
+            config.max_model_len,
+            config.enable_prefix_caching,
+            config.watermark,
+            config.num_lookahead_tokens,
+        )
+        cache.watch(self.block_ids, self)
+        cache.holders, cache.sync = self.scheduler.running, self._sync
+        self.cache = self.scheduler.kv_cache = cache
         self.admitted: list[tuple[RequestState, int, int]] = []
         self.wants_cut = False
         self._in_mixed = False
@@ -56,10 +105,17 @@ class _Engine(MacroEngine):
         self.wants_cut = True
 
 
-class Expanded:
+class Product:
     """The engine as the driver of recordings wants it."""
 
     def __init__(self, config: EngineConfig) -> None:
+        if config.kv_groups == (KVGroup("full", config.block_size),):
+            config = replace(config, kv_groups=None)
+        if config.kv_groups is not None:
+            raise InputError(
+                "is of a hybrid model (`kv_groups`), which no engine jumps over",
+                remedy="say --engine reference: the product, too, takes every step of these",
+            )
         self.engine = _Engine(config)
         self.num_untold = 0
         self.num_handed_out = 0  # steps of jumps, but for their first
@@ -121,13 +177,17 @@ class Expanded:
         )
 
     def block_ids(self, request: Request) -> list[int]:
-        return []
+        return list(self.engine.block_ids.of[_state(request)])
 
     def free_queue(self) -> list[int]:
-        return []
+        block_ids, cache = self.engine.block_ids, self.engine.cache
+        if self._step:  # the engine's own is brought up to date when the jump is over
+            return list(block_ids.queue)
+        names = [(entry.node, b) for entry in cache.queue for b in range(entry.high - 1, entry.low - 1, -1)]
+        return block_ids.in_order(cache.unhashed, names)
 
     def cached_blocks(self) -> list[int]:
-        return []
+        return sorted(self.engine.block_ids.name)
 
     # What the driver does
 
@@ -153,12 +213,15 @@ class Expanded:
             self._step += 1
             self.num_handed_out += 1
             rows = self._rows_of_jump()
+            self._number_blocks(rows)
         else:
             engine._drain_input(0)
             waited = {request.request_id: request.status for request in self.waiting}
             if not engine.is_jumping and can_jump(engine):
                 enter_jumps(engine)
             rows, preempted = self._plan(waited)
+            if engine.is_jumping:
+                self._number_blocks(rows)
         self._in_flight += bool(rows)
         return SchedulerOutput(rows, preempted)
 
@@ -231,6 +294,17 @@ class Expanded:
         ]
         return rows, [state.request for state in made.preempted]
 
+    def _number_blocks(self, rows: list[ScheduledRow]) -> None:
+        """The blocks of a step that the engine made as a sum."""
+        block_ids, block_size = self.engine.block_ids, self.engine.config.block_size
+        for row in rows:
+            state = _state(row.request)
+            if row.admitted:
+                block_ids.hit(state, row.num_computed_tokens // block_size)
+            computed = row.num_computed_tokens + row.num_scheduled_tokens
+            block_ids.grow(state, cdiv(computed, block_size))
+            block_ids.publish(state, min(computed, row.num_tokens) // block_size)
+
     def _decode_row(self, state: RequestState, computed: int) -> ScheduledRow:
         known = computed if self.engine.is_async else computed + 1
         return ScheduledRow(state.request, 1, computed, known, 0, 1, None)
@@ -270,6 +344,11 @@ class Expanded:
             )
             for state in delivered
         ]
+
+
+def _state(request: Request) -> RequestState:
+    assert isinstance(request.state, RequestState)
+    return request.state
 
 
 def _how(state: RequestState, waited: dict[int, RequestStatus]) -> Any:
