@@ -14,6 +14,8 @@ is needed is the sum, a hit is what all agree on. A plain model is the case of o
 
 from __future__ import annotations
 
+from typing import Self
+
 from replicast.sim.config import EngineConfig
 from replicast.sim.engine.stepwise.block_pool import BlockPool
 from replicast.sim.engine.stepwise.groups.full import CacheSettings, FullGroup, RequestBlocks, cdiv
@@ -63,10 +65,14 @@ class KVCacheManager:
         self._published_unit = settings.alignment if len(kv_groups) > 1 else 1
         self._num_usable_blocks = num_gpu_blocks - 1
         self._watermark_blocks = int(watermark * num_gpu_blocks)
+        self._block_sizes = sorted({group.block_size for group in kv_groups})
+        self._windows = sorted(
+            {(group.block_size, group.sliding_window) for group in kv_groups if group.sliding_window}
+        )
         self._no_hit = Hit(tuple([] for _ in kv_groups), 0, 0)
 
     @classmethod
-    def of(cls, config: EngineConfig) -> KVCacheManager:
+    def of(cls, config: EngineConfig) -> Self:
         """The manager of an engine."""
         return cls(
             config.num_gpu_blocks,

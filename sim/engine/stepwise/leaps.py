@@ -19,6 +19,8 @@ from replicast.sim.config import EngineConfig
 from replicast.sim.engine.step_run import StepRun, like_steps
 from replicast.sim.engine.step_time import StepTime
 from replicast.sim.engine.stepwise.engine import StepInFlight, StepwiseEngine
+from replicast.sim.engine.stepwise.groups.full import RequestBlocks
+from replicast.sim.engine.stepwise.kv_cache import KVCacheManager
 from replicast.sim.engine.stepwise.output import ScheduledRow, SchedulerOutput, state_of
 from replicast.sim.request import Request
 from replicast.sim.ticks import Tick
@@ -35,6 +37,41 @@ class Leap(NamedTuple):
     run: StepRun
 
 
+class QuietCache(KVCacheManager):
+    """The same blocks; an allocation that changes none of them is over at once."""
+
+    def allocate_slots(
+        self, held: RequestBlocks, num_computed: int, num_new: int, num_tokens: int, num_in_flight: int = 0
+    ) -> bool:
+        if num_new != 1:
+            held.num_single = 0
+        elif held.num_single >= SETTLED and self.num_quiet_steps(num_computed):
+            return True
+        else:
+            held.num_single += 1
+        return super().allocate_slots(held, num_computed, num_new, num_tokens, num_in_flight)
+
+    def free(self, held: RequestBlocks) -> None:
+        held.num_single = 0
+        super().free(held)
+
+    def num_quiet_steps(self, computed: int) -> int:
+        """Steps of one token, after as many before, that leave a request's blocks as they are."""
+        steps = self.max_model_len
+        for size in self._block_sizes:
+            past = computed % size
+            if past < SETTLED:
+                return 0
+            steps = min(steps, size - 1 - past)
+        for size, window in self._windows:
+            outside = computed - window + 1
+            past = outside % size if outside > 0 else outside
+            if outside > 0 and past < SETTLED:
+                return 0
+            steps = min(steps, size - 1 - past)
+        return steps
+
+
 class HybridEngine(StepwiseEngine):
     """`Engine` by the rules, in leaps."""
 
@@ -46,10 +83,9 @@ class HybridEngine(StepwiseEngine):
             or config.num_lookahead_tokens
             or config.prefill_schedule_interval > 1
         )
-        groups = self._scheduler.kv_cache.groups
-        self._block_sizes = sorted({group.block_size for group in groups})
-        windows = {(g.block_size, g.group.sliding_window) for g in groups if g.group.sliding_window}
-        self._windows = sorted(windows)
+        self._cache = QuietCache.of(config)
+        if self._may_leap:
+            self._scheduler.kv_cache = self._cache
         self._leap: Leap | None = None
         self._version = -1  # of the pool, before the last step was scheduled
         self._was_pure = False  # it was one token for each in `running`
@@ -110,7 +146,7 @@ class HybridEngine(StepwiseEngine):
         """The leap that starts now, if one does."""
         scheduler = self._scheduler
         running = scheduler.running
-        if len(self._in_flight) != self._depth - 1 or scheduler.kv_cache.pool.version != self._version:
+        if len(self._in_flight) != self._depth - 1 or self._cache.pool.version != self._version:
             return None
         if not running or (self._in_flight and len(self._in_flight[0].output.rows) != len(running)):
             return None
@@ -135,19 +171,7 @@ class HybridEngine(StepwiseEngine):
             request.max_tokens, state.max_tokens, self.config.max_model_len - request.num_prompt_tokens
         )
         steps = outputs - 1 - request.num_output_tokens
-        computed = request.num_computed_tokens
-        for size in self._block_sizes:
-            past = computed % size
-            if past < SETTLED:
-                return 0
-            steps = min(steps, size - 1 - past)
-        for size, window in self._windows:
-            outside = computed - window + 1
-            past = outside % size if outside > 0 else outside
-            if 0 <= past < SETTLED and outside > 0:
-                return 0
-            steps = min(steps, size - 1 - past)
-        return steps
+        return min(steps, self._cache.num_quiet_steps(request.num_computed_tokens))
 
     def _cut(self, now: Tick) -> None:
         """End the leap under way at the first boundary at which the loop looks at its input."""

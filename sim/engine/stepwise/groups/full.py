@@ -61,13 +61,14 @@ class RequestBlocks:
     all groups have it cached; 0 if nowhere.
     """
 
-    __slots__ = ("groups", "hashes", "num_prompt_tokens", "shared_prefix_boundary")
+    __slots__ = ("groups", "hashes", "num_prompt_tokens", "num_single", "shared_prefix_boundary")
 
     def __init__(self, hashes: BlockHashes, num_prompt_tokens: int = 0, num_groups: int = 1) -> None:
         self.hashes = hashes
         self.num_prompt_tokens = num_prompt_tokens
         self.groups = [GroupBlocks() for _ in range(num_groups)]
         self.shared_prefix_boundary = 0
+        self.num_single = 0  # allocations of one token in a row
 
     @property
     def block_ids(self) -> list[int]:
