@@ -252,14 +252,7 @@ def profile_of(
         **tables_of(stored, latents),
     }
     if held_out is not None:
-        tables["validation"] = {
-            f"{line.load}_{line.metric}": {
-                "median_error": round(line.median_absolute, 3),
-                "coverage": round(line.coverage, 2),
-                "levels": line.rows,
-            }
-            for line in held_out.summary()
-        }
+        tables["validation"] = validation_table(held_out)
     lengths = [level.lengths for level in learned.levels]
     hits = [1 - n.computed / n.prompt for n in lengths if n.computed is not None]
     ranges = {
@@ -287,6 +280,18 @@ def profile_of(
         notes=facts.notes,
         tables=tables,
     )
+
+
+def validation_table(held_out: Validation) -> dict[str, Any]:
+    """Held-out medians by load and metric, as a profile stores them."""
+    return {
+        f"{line.load}_{line.metric}": {
+            "median_error": round(line.median_absolute, 3),
+            "coverage": round(line.coverage, 2),
+            "levels": line.rows,
+        }
+        for line in held_out.summary()
+    }
 
 
 def _told(profile: Profile) -> dict[str, Any]:

@@ -28,7 +28,7 @@ arms = pytest.mark.parametrize("arm", ARMS, ids=lambda arm: arm.name)
 
 
 def test_three_profiles_are_shipped_and_made_by_the_script(tmp_path: Path) -> None:
-    assert shipped_profiles() == NAMES
+    assert set(NAMES) <= set(shipped_profiles())
     main(tmp_path)
     for name in NAMES:
         assert (tmp_path / f"{name}.toml").read_bytes() == (SHIPPED / f"{name}.toml").read_bytes()
