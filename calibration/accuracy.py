@@ -12,6 +12,7 @@ import argparse
 import json
 import math
 import statistics
+import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
@@ -68,9 +69,8 @@ def evaluate_all(
     with ProcessPoolExecutor(jobs) as pool:
         for result in pool.map(evaluate, slugs):
             tpot = summarise(result.loo, "given", "tpot_mean_s")
-            say(
-                f"{result.slug}: {result.seconds:.0f} s, TPOT {tpot.median_absolute if tpot else math.nan:.1%}"
-            )
+            error = tpot.median_absolute if tpot else math.nan
+            say(f"{result.slug}: {result.seconds:.0f} s, TPOT {error:.1%}")
             results.append(result)
     return results
 
@@ -160,33 +160,69 @@ def sweep_section(results: Sequence[SweepResult]) -> list[str]:
 
 
 def dump(results: Sequence[SweepResult], path: Path) -> None:
-    """Raw rows, for a closer look."""
+    """Raw rows, for a closer look or another page."""
     document = {
         r.slug: {
             "loo": [row._asdict() for row in r.loo],
             "low": [row._asdict() for row in r.low],
             "seconds": r.seconds,
+            "simulations": r.simulations,
         }
         for r in results
     }
     path.write_text(json.dumps(document))
 
 
+def undump(path: Path) -> list[SweepResult]:
+    """What `dump` wrote."""
+    document = json.loads(path.read_text())
+    return [
+        SweepResult(
+            slug,
+            tuple(Row(**row) for row in found["loo"]),
+            tuple(Row(**row) for row in found["low"]),
+            found["seconds"],
+            found["simulations"],
+        )
+        for slug, found in document.items()
+    ]
+
+
+def page(results: Sequence[SweepResult], shared: Path | None) -> str:
+    """The whole page."""
+    from replicast.calibration.accuracy_requests import request_section
+    from replicast.calibration.accuracy_text import HEAD, LIMITS, OTHERS
+
+    lines = [HEAD, *sweep_section(results)]
+    if shared is not None:
+        lines += request_section(shared)
+    return "\n".join([*lines, OTHERS, LIMITS])
+
+
 def main() -> None:
     """Evaluate and write the page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--shared", type=Path, default=None)
-    parser.add_argument("--only", default="")
+    parser.add_argument("--shared", type=Path, help="folder of the per-request ground truth")
+    parser.add_argument("--only", default="", help="slugs of sweeps, comma-separated")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--raw", type=Path, default=None)
-    parser.add_argument("--out", type=Path, default=None)
+    parser.add_argument("--raw", type=Path, help="write all rows here (JSON)")
+    parser.add_argument("--rows", type=Path, help="take rows from here instead of computing them")
+    parser.add_argument("--out", type=Path, help="write the page here instead of printing it")
     options = parser.parse_args()
-    slugs = [slug for slug in GIVEN if not options.only or slug in options.only.split(",")]
-    results = evaluate_all(slugs, options.jobs, lambda text: print(text, flush=True))
+    if options.rows is not None:
+        results = undump(options.rows)
+    else:
+        slugs = [slug for slug in GIVEN if not options.only or slug in options.only.split(",")]
+        results = evaluate_all(slugs, options.jobs, lambda text: print(text, file=sys.stderr, flush=True))
     if options.raw is not None:
         dump(results, options.raw)
-    text = "\n".join(sweep_section(results))
-    print(text)
+    text = page(results, options.shared)
+    if options.out is None:
+        print(text, end="")
+    else:
+        temporary = options.out.with_name(f".{options.out.name}.tmp")
+        temporary.write_text(text)
+        temporary.replace(options.out)
 
 
 if __name__ == "__main__":

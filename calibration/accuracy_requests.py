@@ -37,6 +37,29 @@ class StageError(NamedTuple):
     e2e_each: float | None = None
 
 
+def request_section(shared: Path) -> list[str]:
+    """The tables, for the data that is there."""
+    lines = ["## Requests measured one by one (H100, uncached prompts)", ""]
+    lines += [
+        "Fitted on the synchronous stage alone (about 22 requests), later stages predicted; errors of each "
+        "request's own TTFT and E2E, averaged over the requests of a stage and then over stages.",
+        "",
+        *span_lines(span_errors(shared)),
+        "",
+        "## Steady runs (vLLM 0.15.1, nearly all prompts cached)",
+        "",
+        "One run per model and GPU is fitted, the others predicted (means over stages, signed).",
+        "",
+        *error_lines(run_errors(shared)),
+        "",
+        "Stage 0 of a run predicts its stage 1, at two to two and a half times the rate:",
+        "",
+        *error_lines(stage_errors(shared)),
+        "",
+    ]
+    return lines
+
+
 def span_errors(shared: Path) -> list[StageError]:
     """Later stages of GuideLLM runs from their synchronous one."""
     out = []
