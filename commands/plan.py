@@ -7,7 +7,7 @@ from typing import Any
 import click
 from replicast.commands.console import StatusLine
 from replicast.commands.options import COUNTS
-from replicast.commands.planning_options import asked, journal, planning_options, subject, tell
+from replicast.commands.planning_options import asked, journal, kept, planning_options, subject, tell
 
 
 @click.command(short_help="How many replicas N developers need, and what they pay.")
@@ -36,7 +36,7 @@ from replicast.commands.planning_options import asked, journal, planning_options
 )
 @planning_options
 @click.pass_context
-def plan(ctx: click.Context, /, **options: Any) -> None:  # fmt: skip
+def plan(ctx: click.Context, /, **options: Any) -> None:
     """Find how many replicas N developers need in their busiest hour, with intervals.
 
     \b
@@ -52,8 +52,11 @@ def plan(ctx: click.Context, /, **options: Any) -> None:  # fmt: skip
     most = options["max_developers"]
     if most == (options["developers"] is not None) or most != (options["replicas"] is not None):
         raise click.UsageError("Give --developers N, or --max-developers with --replicas K.")
+    for name in ("counts", "max_replicas", "horizon", "task_tokens"):
+        if most and options[name] is not None:
+            raise click.UsageError(f"--{name.replace('_', '-')} has no part in --max-developers.")
     question = asked(options) | {"replications": options["replications"], "journal": journal(options)}
-    with StatusLine(options["quiet"]) as line:
+    with StatusLine(options["quiet"]) as line, kept(options):
         if most:
             for name in ("max_replicas", "horizon_s", "task"):
                 question.pop(name)

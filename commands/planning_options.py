@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
@@ -203,6 +204,17 @@ def journal(options: dict[str, Any]) -> Path | None:
         return path
     path.unlink(missing_ok=True)
     return path
+
+
+@contextmanager
+def kept(options: dict[str, Any]) -> Iterator[None]:
+    """Say after Ctrl-C how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if options["out"]:
+            click.echo("Finished runs are kept: the same command with --resume takes them over.", err=True)
+        raise
 
 
 def tell(answer: Answer, name: str, options: dict[str, Any], imported: float, line: StatusLine) -> int:

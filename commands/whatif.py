@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 from replicast.commands.console import StatusLine
-from replicast.commands.planning_options import asked, journal, planning_options, subject, tell
+from replicast.commands.planning_options import asked, journal, kept, planning_options, subject, tell
 
 
 @click.command(short_help="What changes with another hit rate, budget, router, pool.")
@@ -31,7 +31,7 @@ from replicast.commands.planning_options import asked, journal, planning_options
 )
 @planning_options
 @click.pass_context
-def whatif(ctx: click.Context, /, **options: Any) -> None:  # fmt: skip
+def whatif(ctx: click.Context, /, **options: Any) -> None:
     """Change something and see what becomes of waiting, hit rate and cost: paired differences.
 
     \b
@@ -50,7 +50,7 @@ def whatif(ctx: click.Context, /, **options: Any) -> None:  # fmt: skip
     if options["developers"] is None and (options["active"] is not None or options["day_curve"]):
         raise click.UsageError("--active and --day-curve are of --developers, which is not given.")
     question = asked(options) | {"replications": options["replications"], "journal": journal(options)}
-    with StatusLine(options["quiet"]) as line:
+    with StatusLine(options["quiet"]) as line, kept(options):
         answer = library.whatif(
             replicas=options["replicas"],
             changes=options["sets"],

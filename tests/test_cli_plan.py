@@ -151,6 +151,11 @@ def test_compare(trace: Path, saved: Path, tmp_path: Path) -> None:
         (["plan", *PLAN, "--resume"], "--resume needs --out", 2),
         (["plan", *PLAN, "--scheduler", "tcp://nowhere"], "--backend", 2),
         (["plan", "--profile", "qwen3.8-27b-l40s"], "--developers N", 2),
+        (
+            ["plan", *FEW[:2], "--max-developers", "--replicas", "1", "--counts", "1"],
+            "--counts has no part",
+            2,
+        ),
         (["whatif", *WHATIF], "Nothing is changed", 2),
         (["whatif", *WHATIF, "--set", "moon=3"], "cannot be set", 1),
         (["whatif", *WHATIF, "--set", "prefix-cache-hit-rate=1.4"], "between 0 and 1", 1),
