@@ -18,7 +18,7 @@ from replicast.sim.fleet.config import FleetConfig, capped_delay
 from replicast.sim.fleet.events import ARRIVAL, Clock
 from replicast.sim.fleet.source import Arrivals, Source, Taken
 from replicast.sim.ticks import Tick, ticks
-from replicast.sim.workload import Seconds, Turn
+from replicast.sim.workload import Seconds, Session, Turn
 
 Send = Callable[[int, int, Turn], None]
 
@@ -72,7 +72,8 @@ class Clients:
         self._on_session_end = on_session_end
         self._followers = followers
         self._live: dict[int, _Live] = {}
-        self._by_arrival: Iterator[tuple[Taken, Arrivals]] = iter(())
+        self._by_arrival: Iterator[tuple[int, Session, Arrivals]] = iter(())
+        self._coming: tuple[int, Session, Arrivals] | None = None  # the next recorded session
         self._first_s: Seconds | None = None  # tick 0 of recorded arrivals
         self._num_coming = 0  # sessions with a start scheduled
         self._no_more = False  # none is left to be scheduled
@@ -103,8 +104,8 @@ class Clients:
         assert stagger_s is not None
         first = [taken for _ in range(live) if (taken := self._take()) is not None]
         starts = np.sort(self._rng.uniform(0.0, stagger_s, size=len(first)))
-        for start_s, taken in zip(starts - starts[:1], first, strict=True):
-            self._start_at(ticks(float(start_s)), taken)
+        for start_s, (place, session) in zip(starts - starts[:1], first, strict=True):
+            self._start_at(ticks(float(start_s)), place, session)
         if self._followers is not None:
             self._no_more = True  # but for those who follow, and they are scheduled at once
 
@@ -114,17 +115,17 @@ class Clients:
             self._no_more = True
         return taken
 
-    def _start_at(self, tick: Tick, taken: Taken) -> None:
+    def _start_at(self, tick: Tick, place: int, session: Session) -> None:
         self._num_coming += 1
-        self._clock.call_at(tick, ARRIVAL, partial(self._start_coming, taken))
+        self._clock.call_at(tick, ARRIVAL, partial(self._start_coming, place, session))
 
-    def _start_coming(self, taken: Taken) -> None:
+    def _start_coming(self, place: int, session: Session) -> None:
         self._num_coming -= 1
         if not self.stopped:
-            self._start_session(taken)
+            self._start_session(place, session)
 
-    def _start_session(self, taken: Taken) -> None:
-        live = self._open_session(taken)
+    def _start_session(self, place: int, session: Session) -> None:
+        live = self._open_session(place, session)
         roots = [t for t, turn in enumerate(live.turns) if not turn.depends_on]
         live.pending = max(len(roots), 1)
         now = self._clock.tick
@@ -133,8 +134,8 @@ class Clients:
         if not roots:
             self._clock.call_at(now, ARRIVAL, partial(self._ended, live))
 
-    def _open_session(self, taken: Taken) -> _Live:
-        turns = taken.session.turns
+    def _open_session(self, place: int, session: Session) -> _Live:
+        turns = session.turns
         missing: list[int] = []
         dependents: dict[int, list[int]] = {}
         by_clock = self._fleet.loop == "open"
@@ -145,31 +146,32 @@ class Clients:
                 for before in depends_on:
                     dependents.setdefault(before, []).append(t)
         self.num_started += 1
-        live = self._live[taken.place] = _Live(taken.place, turns, missing, dependents)
+        live = self._live[place] = _Live(place, turns, missing, dependents)
         return live
 
     # Recorded arrivals
 
     def _await_session(self) -> None:
-        coming = next(self._by_arrival, None)
+        self._coming = coming = next(self._by_arrival, None)
         if coming is None:
             self._no_more = True
-            return
-        self._num_coming += 1
-        tick = self._tick_of(coming[1][0][0])
-        self._clock.call_at(tick, ARRIVAL, partial(self._session_arrives, *coming))
+        else:
+            tick = self._tick_of(coming[2][0][0])
+            self._clock.call_at(tick, ARRIVAL, self._session_arrives)
 
-    def _session_arrives(self, taken: Taken, arrivals: Arrivals) -> None:
+    def _session_arrives(self) -> None:
         """Schedule its arrivals and the next session, then send: an ARRIVAL hands over last."""
-        self._num_coming -= 1
         if self.stopped:
             return
-        live = self._open_session(taken)
+        assert self._coming is not None, "a session was to arrive"
+        place, session, arrivals = self._coming
+        live = self._open_session(place, session)
         live.pending = len(arrivals)
         for arrival_s, t in arrivals[1:]:
             self._clock.call_at(self._tick_of(arrival_s), ARRIVAL, partial(self._due, live, t))
         self._await_session()
-        self._due(live, arrivals[0][1])
+        first = arrivals[0][1]
+        self._send(place, first, session.turns[first])
 
     def _tick_of(self, arrival_s: Seconds) -> Tick:
         if self._first_s is None:
@@ -220,10 +222,10 @@ class Clients:
         following = None if self.stopped or self._fleet.loop != "closed" else self._take()
         self._on_session_end(index, following is not None)
         if following is not None:
-            self._start_session(following)
+            self._start_session(*following)
 
     def _follow(self, index: int, follower: Follower | None) -> None:
         self._on_session_end(index, follower is not None)
         if follower is not None and not self.stopped:
             tick = self._clock.tick + ticks(follower.gap_s)
-            self._start_at(tick, self._source.at(follower.session_index))
+            self._start_at(tick, *self._source.at(follower.session_index))

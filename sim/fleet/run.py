@@ -95,16 +95,13 @@ def simulate(
 
 @contextmanager
 def _calm_collector() -> Iterator[None]:
-    """Keep the cyclic collector from walking a whole trace again and again: nothing of a run is in cycles
-    that would add up before it ends, and what was there before is not the run's."""
-    thresholds, frozen = gc.get_threshold(), gc.get_freeze_count()
+    """What was there before the run, a whole trace at times, is not the run's garbage: no walk over it."""
+    others = gc.get_freeze_count()
     gc.freeze()
-    gc.set_threshold(50_000, *thresholds[1:])
     try:
         yield
     finally:
-        gc.set_threshold(*thresholds)
-        if not frozen:
+        if not others:
             gc.unfreeze()
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
-from typing import NamedTuple
 
 from replicast.sim.config import EngineConfig
 from replicast.sim.errors import InputError
@@ -19,13 +18,7 @@ from replicast.sim.fleet.config import SESSIONS_PER_REPLICA, FleetConfig
 from replicast.sim.workload import Seconds, Session
 
 Arrivals = list[tuple[Seconds, int]]
-
-
-class Taken(NamedTuple):
-    """A session and its place among all, from 0."""
-
-    place: int
-    session: Session
+Taken = tuple[int, Session]  # a session and its place among all, from 0
 
 
 class Source:
@@ -62,11 +55,11 @@ class Source:
             self._check(session)
         self.num_taken += 1
         self._turns_taken += len(session.turns)
-        return Taken(self.num_taken - 1, session)
+        return self.num_taken - 1, session
 
     def at(self, index: int) -> Taken:
         """A session by its place in a whole trace."""
-        return Taken(index, self.whole[index])
+        return index, self.whole[index]
 
     @property
     def num_sessions(self) -> int:
@@ -78,33 +71,35 @@ class Source:
         """Their turns."""
         return sum(len(session.turns) for session in self.whole) if self.is_whole else self._turns_taken
 
-    def by_arrival(self, *, every_turn: bool) -> Iterator[tuple[Taken, Arrivals]]:
+    def by_arrival(self, *, every_turn: bool) -> Iterator[tuple[int, Session, Arrivals]]:
         """Sessions of which something is sent by the clock, first arrivals in order.
 
         A trace is sorted; an iterator must be in this order.
         """
         if self.is_whole:
-            firsts = [
-                arrivals[0][0] if (arrivals := arrivals_of(s, every_turn=every_turn)) else None
-                for s in self.whole
-            ]
-            order = sorted((first_s, index) for index, first_s in enumerate(firsts) if first_s is not None)
-            for _, index in order:
-                yield self.at(index), arrivals_of(self.whole[index], every_turn=every_turn)
+            timed = []
+            for place, session in enumerate(self.whole):
+                arrivals = arrivals_of(session, every_turn=every_turn)
+                if arrivals:
+                    timed.append((arrivals[0][0], place, arrivals))
+            timed.sort()
+            for _, place, arrivals in timed:
+                yield place, self.whole[place], arrivals
             return
         before_s = -math.inf
         while (taken := self.take()) is not None:
-            arrivals = arrivals_of(taken.session, every_turn=every_turn)
+            place, session = taken
+            arrivals = arrivals_of(session, every_turn=every_turn)
             if not arrivals:
                 continue
             if arrivals[0][0] < before_s:
                 raise InputError(
-                    f"session {taken.session.session_id} starts before the session in front of it",
-                    where=taken.session.source,
+                    f"session {session.session_id} starts before the session in front of it",
+                    where=session.source,
                     remedy="give the sessions in the order of their starts",
                 )
             before_s = arrivals[0][0]
-            yield taken, arrivals
+            yield place, session, arrivals
 
 
 def arrivals_of(session: Session, *, every_turn: bool) -> Arrivals:
@@ -115,16 +110,16 @@ def arrivals_of(session: Session, *, every_turn: bool) -> Arrivals:
     arrivals: Arrivals = []
     for t, turn in enumerate(session.turns):
         arrival_s = turn.arrival_s
-        if turn.depends_on:
-            if not every_turn:
-                continue
-        elif arrival_s is None:
-            arrival_s = session.start_s
-        if arrival_s is None and not turn.depends_on:
-            raise InputError(f"session {session.session_id} has no recorded start", where=session.source)
-        if arrival_s is not None:
-            if arrival_s != arrival_s:
-                raise InputError("a recorded arrival is not a number", where=session.source)
-            arrivals.append((arrival_s, t))
-    arrivals.sort()
+        if not turn.depends_on:
+            if arrival_s is None:
+                arrival_s = session.start_s
+            if arrival_s is None:
+                raise InputError(f"session {session.session_id} has no recorded start", where=session.source)
+        elif not every_turn or arrival_s is None:
+            continue
+        if arrival_s != arrival_s:
+            raise InputError("a recorded arrival is not a number", where=session.source)
+        arrivals.append((arrival_s, t))
+    if len(arrivals) > 1:
+        arrivals.sort()
     return arrivals

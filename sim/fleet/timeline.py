@@ -84,9 +84,9 @@ class Timeline:
             self._used_offset -= (used - self._used_blocks) * now
             self._kv_usage, self._used_blocks = kv_usage, used
         if begun:
-            if self._waiting or self._blocker is not None:
-                self._blame(now, engine.stats)
             stats = engine.stats
+            if self._waiting or self._blocker is not None:
+                self._blame(now, stats)
             self._num_steps = stats.num_steps
             self._step_tokens = stats.step_token_sum
 
