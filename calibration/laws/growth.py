@@ -3,7 +3,8 @@
 c sessions hold c times as many requests as one, and a slower server makes each stay longer: d log(running +
 waiting) / d log c >= 1. Work that is there whatever c is comes from outside the level. It fails if at least
 as many pairs of levels fall as rise (Kendall's S), or if the exponent is below 1 by more than noise: that
-of SESSION_CV, and DRIFT for sessions that are seen earlier in their life where the server is slow.
+of SESSION_CV, and DRIFT for sessions that are seen earlier in their life where the server is slow. Without
+c = 1 it also fails if an exponent of 0 is ODDS times likelier than 1.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from __future__ import annotations
 from math import inf, log, sqrt
 from typing import NamedTuple
 
-from replicast.calibration.laws.figures import FAIL_SD, SESSION_CV, WARN_SD, Peak
+from replicast.calibration.laws.figures import FAIL_SD, SESSION_CV, Peak
 from replicast.calibration.laws.findings import Case, Finding, listed, show
 
 LAW = 2
 CHECK = "in system"
 STALE = "Restart the server, run c=1 first, drain between levels; end clients of earlier runs."
 DRIFT = 0.1
+ODDS = 4.0
 
 
 class Held(NamedTuple):
@@ -40,9 +42,12 @@ def does_not_grow(case: Case, held: list[Held]) -> list[Finding]:
         return []
     grows = sum((b.mean > a.mean) - (b.mean < a.mean) for a, b in pairs)
     exponent, noise = exponent_of(held)
-    # Without c=1 nothing else speaks for many requests a session, so that less is asked to convict.
-    limit = FAIL_SD if held[0].concurrency == 1 else WARN_SD
-    if grows > 0 and exponent >= 1.0 - limit * noise:
+    # Without c=1 nothing else speaks for many requests a session: the likelier of exponents 0 and 1 decides.
+    if held[0].concurrency == 1:
+        stale = exponent < 1.0 - FAIL_SD * noise
+    else:
+        stale = 1.0 - 2.0 * exponent > 2.0 * noise**2 * log(ODDS)
+    if grows > 0 and not stale:
         return []
     first, last = held[0], held[-1]
     means = ", ".join(show(one.mean) for one in held)

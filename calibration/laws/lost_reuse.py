@@ -30,6 +30,7 @@ STATE_TOKENS = 8_192.0  # a chunk of the default token budget
 TYPICAL_GROWTH = 0.03  # of a prompt, by a turn of a recorded session
 LEAST_GROWTH = 0.005
 COLD_TOKENS = 25_000.0  # computed by the first prompt of a session
+ALONE = "sessions reuse by themselves"
 _SEED = 7
 
 EXCLUDES = {
@@ -45,9 +46,13 @@ EXCLUDES = {
 def lost_reuse(case: Case, pool: float | None) -> list[Finding]:
     """A finding on levels that lost reuse, and one on levels that reuse less than c = 1."""
     lost = [at for at, level in enumerate(case.levels) if _lost(level)]
-    fell = [at for at, level in enumerate(case.levels) if at not in lost and _fell(case, level, pool)]
+    falls = {at: _fall(case, level) for at, level in enumerate(case.levels) if at not in lost}
+    fell = [at for at, sd in falls.items() if sd > (WARN_SD if _overfull(case.levels[at], pool) else FAIL_SD)]
     findings = [_causes(case, lost, pool, "warn")] if lost else []
-    return findings + ([_causes(case, fell, pool, "note")] if fell else [])
+    if fell:
+        far = max(falls[at] for at in fell) > FAIL_SD
+        findings.append(_causes(case, fell, pool, "warn" if far else "note", than="c=1"))
+    return findings
 
 
 def _lost(level: SweepLevel) -> bool:
@@ -61,23 +66,23 @@ def _lost(level: SweepLevel) -> bool:
     )
 
 
-def _fell(case: Case, level: SweepLevel, pool: float | None) -> bool:
-    """Whether more is computed a token than one session alone makes it."""
+def _fall(case: Case, level: SweepLevel) -> float:
+    """Standard deviations by which more is computed a prompt token than at c = 1; 0 if not known."""
     at = case.index(1)
     if at is None or case.levels[at] is level or (requests(case.levels[at]) or 0) < TURNS:
-        return False
+        return 0.0
     alone, hit = case.levels[at].hit_rate, level.hit_rate
-    if (
-        not alone
-        or not hit
-        or alone >= 1.0
-        or hit >= 1.0
-        or (requests(level) or 0) < TURNS * (level.concurrency or 1)
-    ):
-        return False
+    if not alone or not hit or alone >= 1.0 or hit >= 1.0:
+        return 0.0
+    if (requests(level) or 0) < TURNS * (level.concurrency or 1):
+        return 0.0
+    return log((1 - hit) / (1 - alone)) / NOISE["prefill"]
+
+
+def _overfull(level: SweepLevel, pool: float | None) -> bool:
+    """Whether live contexts do not fit the pool."""
     live = _live_tokens(level)
-    full = pool is not None and live is not None and live > pool
-    return log((1 - hit) / (1 - alone)) / NOISE["prefill"] > (WARN_SD if full else FAIL_SD)
+    return pool is not None and live is not None and live > pool
 
 
 def _live_tokens(level: SweepLevel) -> float | None:
@@ -86,7 +91,7 @@ def _live_tokens(level: SweepLevel) -> float | None:
     return alive(level) * prompt if prompt is not None else None
 
 
-def _causes(case: Case, low: list[int], pool: float | None, severity: Severity) -> Finding:
+def _causes(case: Case, low: list[int], pool: float | None, severity: Severity, than: str = ALONE) -> Finding:
     levels = [level for level in case.levels if level.hit_rate is not None and prompt_length(level)]
     worst = min((case.levels[at] for at in low), key=lambda level: level.hit_rate or 0.0)
     fits, excluded = [], []
@@ -113,7 +118,6 @@ def _causes(case: Case, low: list[int], pool: float | None, severity: Severity) 
             excluded.append(f"{cause} (would give {there} at {label(levels[at])}, not {100 * hit:.0f}%)")
         else:
             fits.append(f"{cause} (would give {expected})")
-    than = "sessions reuse by themselves" if severity == "warn" else "c=1"
     text = (
         f"{listed([case.levels[at] for at in low])} {'reuse' if len(low) > 1 else 'reuses'} "
         f"{100 * (worst.hit_rate or 0):.0f}% of prompt tokens, less than {than}. Fits: "
