@@ -17,7 +17,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from replicast.answers import Context, DevelopersAnswer, PlanAnswer, Simulation, Warned, WhatIfAnswer
+from replicast.answers import (
+    Context,
+    DevelopersAnswer,
+    HardwareAnswer,
+    PlanAnswer,
+    Simulation,
+    Warned,
+    WhatIfAnswer,
+)
 from replicast.calibration.profile import Profile, load_profile
 from replicast.sim.config import EngineArgs
 from replicast.sim.defaults import ResolvedConfig
@@ -27,6 +35,7 @@ from replicast.sim.fleet.config import SESSIONS_PER_REPLICA, FleetConfig
 from replicast.sim.fleet.run import simulate as run_fleet
 from replicast.sim.planning.changes import parse_variant, parse_vary
 from replicast.sim.planning.cost import Task, mean_session
+from replicast.sim.planning.hardware import break_even, capacity, choices
 from replicast.sim.planning.parallel import Progress, Runner, Scale
 from replicast.sim.planning.plan import DEFAULT_REPLICATIONS, make_plan, most_developers
 from replicast.sim.planning.rows import Money
@@ -191,6 +200,32 @@ def plan(
             rows = sensitivity(runner, found.replicas, asked)
         found = replace(found, replications_run=runner.num_run)
     return PlanAnswer(found, tuple(rows), rests, money)
+
+
+def choose_hardware(
+    trace: Trace, kinds: Sequence[Mapping[str, Any]], *, developers: int, **options: Any
+) -> HardwareAnswer:
+    """The cheapest of several kinds: each is `{"profile": …, "price": …, "box": …, "name": …}`.
+
+    `options` are those of `plan`, common to all kinds.
+    """
+    if len(kinds) < 2:
+        raise InputError(
+            "a choice needs two kinds of hardware or more", remedy="Repeat --profile and --price."
+        )
+    loaded = _trace(trace)
+    plans: list[tuple[str, PlanAnswer]] = []
+    for kind in kinds:
+        own = dict(kind)
+        profile = _profile(own.pop("profile"))
+        name = str(own.pop("name", profile.name))
+        if name in (other for other, _ in plans):
+            raise InputError(f"{name} is given twice", where="--profile")
+        plans.append((name, plan(loaded, profile, developers=developers, **{**options, **own})))
+    sizes = [size for name, answer in plans if (size := capacity(name, answer.plan)) is not None]
+    evens = [break_even(a, b) for i, a in enumerate(sizes) for b in sizes[i + 1 :]]
+    rows = choices([(name, answer.plan) for name, answer in plans])
+    return HardwareAnswer(tuple(rows), tuple(evens), tuple(plans))
 
 
 def max_developers(

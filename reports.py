@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from replicast.answers import Context, DevelopersAnswer, PlanAnswer, WhatIfAnswer
+from replicast.answers import Context, DevelopersAnswer, HardwareAnswer, PlanAnswer, WhatIfAnswer
 from replicast.sim.fleet.result import RunResult
 from replicast.sim.planning.cliff import CliffPoint, cache_cliff
 from replicast.sim.planning.parallel import Progress, Runner, Scale
 from replicast.sim.planning.replications import simulate_replication
 from replicast.sim.report.files import write_text
 from replicast.sim.report.plan_page import (
+    hardware_page,
+    hardware_pictures,
     plan_page,
     plan_pictures,
     whatif_page,
@@ -22,7 +24,7 @@ from replicast.sim.report.plan_page import (
     write_pictures,
 )
 
-Answer = PlanAnswer | DevelopersAnswer | WhatIfAnswer
+Answer = PlanAnswer | DevelopersAnswer | WhatIfAnswer | HardwareAnswer
 
 
 def write_report(
@@ -38,10 +40,15 @@ def write_report(
 
     A plan's page also shows the cliff of the cache (some twenty more runs) and an hour of one replica.
     """
-    context = answer.context
     warnings = [text for _, text in answer.warnings]
+    context = answer.plans[0][1].context if isinstance(answer, HardwareAnswer) else answer.context
     lines = context.lines()
-    if isinstance(answer, WhatIfAnswer):
+    if isinstance(answer, HardwareAnswer):
+        plans = [(name, plan.plan) for name, plan in answer.plans]
+        pictures = hardware_pictures(answer.choices)
+        html = hardware_page(answer.choices, answer.break_even, plans, lines[:-1], warnings, repeat, pictures)
+        name = "plan"
+    elif isinstance(answer, WhatIfAnswer):
         pictures = whatif_pictures(answer.whatif)
         html = whatif_page(answer.whatif, lines, warnings, repeat, pictures)
         name = "whatif"

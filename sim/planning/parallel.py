@@ -179,14 +179,16 @@ def _connect(backend: str, scheduler: str | None, stack: contextlib.ExitStack) -
         if backend == "dask":
             from distributed import Client  # type: ignore[import-not-found,unused-ignore]
 
-            stack.enter_context(Client(scheduler) if scheduler else Client())
+            connect: Any = Client
+            stack.enter_context(connect(scheduler) if scheduler else connect())
             return {}
         import ray  # type: ignore[import-not-found,unused-ignore]
         from ray.util.joblib import register_ray  # type: ignore[import-not-found,unused-ignore]
 
         if not ray.is_initialized():
             ray.init(address=scheduler, log_to_driver=False)
-        register_ray()
+        register: Any = register_ray
+        register()
     except ImportError as error:
         raise InputError(
             f"--backend {backend} needs {backend}", remedy="pip install 'replicast[scale]'"

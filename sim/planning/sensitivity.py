@@ -18,7 +18,7 @@ from replicast.sim.planning.quantiles import Estimate
 from replicast.sim.planning.replications import Measured, Task
 from replicast.sim.planning.stopping import typical
 
-REPLICATIONS = 3
+REPLICATIONS = 2
 _TRIES = 3
 _RELIEF = ("active share -25%", "no sub-agents", "KV pool +50%")
 
@@ -54,8 +54,7 @@ def assumptions(engine: EngineConfig, active: float | None, *, subagents: bool) 
         rows.append(("KV pool +50%", (Change("kv-pool", "+50%"),)))
     rows += [
         ("nothing shared between sessions", (Change("tools-prefix", "0"),)),
-        ("prefill 25% slower", (Change("compute-time", "+25%"),)),
-        ("decode 25% slower", (Change("memory-time", "+25%"),)),
+        ("all steps 25% slower", (Change("compute-time", "+25%"), Change("memory-time", "+25%"))),
     ]
     return rows
 

@@ -7,10 +7,12 @@ from pathlib import Path
 
 from replicast.sim.fleet.result import RunResult
 from replicast.sim.planning.cliff import CliffPoint
+from replicast.sim.planning.hardware import BreakEven, Choice
 from replicast.sim.planning.plan import MostDevelopers, Plan
 from replicast.sim.planning.sensitivity import SensitivityRow
 from replicast.sim.planning.whatif import WhatIf
 from replicast.sim.report.figures import write_figure
+from replicast.sim.report.hardware import break_even_lines, hardware_answer, hardware_cells
 from replicast.sim.report.html import Picture, Section, Table, page
 from replicast.sim.report.plan import (
     answer,
@@ -95,6 +97,43 @@ def plan_page(
             Section("Figures", pictures=list(pictures.values())),
             Section("What would change the answer (a few hours a row, a rough count)", tables=changes),
             Section("By hand", items=by_hand),
+            Section("Warnings", warnings=warnings),
+            Section("Scope", items=[SCOPE]),
+            Section("To repeat it", printed=repeat),
+        ],
+    )
+
+
+def hardware_pictures(rows: Sequence[Choice]) -> dict[str, Picture]:
+    """The front of cost and waiting."""
+    from replicast.sim.report.hardware import front_figure
+
+    return {
+        "front": Picture(
+            front_figure(rows), "Cost against waiting; what lies off the line costs and waits more."
+        )
+    }
+
+
+def hardware_page(
+    rows: Sequence[Choice],
+    evens: Sequence[BreakEven],
+    plans: Sequence[tuple[str, Plan]],
+    assumptions: Sequence[str],
+    warnings: Sequence[str],
+    repeat: str,
+    pictures: dict[str, Picture],
+) -> str:
+    """The page of a choice of hardware: the choice, then the counts of each kind."""
+    developers = plans[0][1].rows[0].developers
+    counts = [Section(f"{name}: by count", tables=[Table(*plan_cells(plan))]) for name, plan in plans]
+    return page(
+        hardware_answer(rows, developers).removeprefix("Answer: "),
+        [
+            Section("Assumptions", items=assumptions),
+            Section("Hardware", tables=[Table(*hardware_cells(rows), 0)], items=break_even_lines(evens)),
+            Section("Figures", pictures=list(pictures.values())),
+            *counts,
             Section("Warnings", warnings=warnings),
             Section("Scope", items=[SCOPE]),
             Section("To repeat it", printed=repeat),
