@@ -67,22 +67,38 @@ INSTANCES: Mapping[str, tuple[str, int]] = {
     "p6-b300.48xlarge": ("B300", 8),
 }
 
+# $/h of whole instances, us-east-1, as published sweeps used them (on demand, 1 and 3 years, negotiated).
+PRICES: Mapping[str, tuple[float, ...]] = {
+    "g6e.4xlarge": (3.004, 2.764, 1.893, 1.298),
+    "g6e.12xlarge": (10.493, 10.49, 6.61, 4.533),
+    "p5e.48xlarge": (54.92, 41.1424, 27.72),
+    "p5en.48xlarge": (63.296, 54.92, 41.1424, 40.43, 27.72, 22.1536),
+    "p6-b300.48xlarge": (112.32, 104.68, 94.91),
+}
+
 
 class Attention(NamedTuple):
     """Elements of KV cache a token, and operations of one (new token, context token) pair."""
 
     kv_elements: float
     pair_flops: float
+    kv_heads: int = 64
+
+    def ranks(self, tensor_parallel_size: int) -> int:
+        """Tensor-parallel ranks that the cache is split over; beyond its heads ranks hold copies."""
+        return min(tensor_parallel_size, self.kv_heads)
 
 
 def gqa(full_layers: int, query_heads: int, kv_heads: int, head_size: int) -> Attention:
     """Grouped-query attention in `full_layers` layers; others (linear, sliding) hold next to nothing."""
-    return Attention(full_layers * 2 * kv_heads * head_size, full_layers * 4.0 * query_heads * head_size)
+    return Attention(
+        full_layers * 2 * kv_heads * head_size, full_layers * 4.0 * query_heads * head_size, kv_heads
+    )
 
 
 def mla(layers: int, query_heads: int) -> Attention:
     """Multi-head latent attention, absorbed: scores over rank 512 + rope 64, values over rank 512."""
-    return Attention(layers * 576, layers * 2.0 * query_heads * (576 + 512))
+    return Attention(layers * 576, layers * 2.0 * query_heads * (576 + 512), 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +107,7 @@ class Model:
 
     `active` are parameters used by one token; `weight_bytes` what lies in memory. A mixture of experts with
     `experts` and `experts_per_token` reads more of its experts with every sequence of a step.
-    `replicated_kv`: each tensor-parallel rank holds the whole KV cache (MLA). `state_bytes`: of
-    linear-attention layers, a sequence.
+    `state_bytes`: of linear-attention layers, a sequence.
     """
 
     name: str
@@ -105,7 +120,6 @@ class Model:
     source: str
     experts: int = 1
     experts_per_token: int = 1
-    replicated_kv: bool = False
     state_bytes: float = 0.0
     hybrid: bool = False
     kv_dtype: Precision = "bf16"
@@ -152,16 +166,16 @@ MODELS: Mapping[str, Model] = {
               experts_per_token=4, source=SWEEPS,
               assumed=("23e9 active parameters", "64 query and 4 KV heads of 128 (the pool agrees)")),
         Model("glm-5.2", 744e9, 40e9, "fp8", 750e9, mla(78, 64), layers=78, experts=256,
-              experts_per_token=8, replicated_kv=True, source=SWEEPS),
+              experts_per_token=8, source=SWEEPS),
         Model("glm-5.3", 743e9, 39e9, "fp8", 750e9, mla(78, 64), layers=78, experts=256,
-              experts_per_token=8, replicated_kv=True, source=SWEEPS),
+              experts_per_token=8, source=SWEEPS),
         Model("kimi-k2.7-code", 1058.6e9, 32e9, "fp4", 595e9, mla(61, 64), layers=61, experts=384,
-              experts_per_token=8, replicated_kv=True, source=SWEEPS,
+              experts_per_token=8, source=SWEEPS,
               assumed=("experts in 4 bits: 1,059 GB do not fit 8 x 140 GiB beside a cache",)),
         Model("kimi-k3", 2.8e12, 104e9, "fp4", 1.5e12, mla(61, 64), layers=61, experts=384,
-              experts_per_token=8, replicated_kv=True, source=SWEEPS, assumed=("shape as kimi-k2",)),
+              experts_per_token=8, source=SWEEPS, assumed=("shape as kimi-k2",)),
         Model("deepseek-v3.2", 685e9, 37e9, "fp8", 689e9, mla(61, 128), layers=61, experts=256,
-              experts_per_token=8, replicated_kv=True, source=CARD),
+              experts_per_token=8, source=CARD),
         Model("devstral-2-123b", 123e9, 123e9, "fp8", 128e9, gqa(88, 96, 8, 128), layers=88, source=CARD),
         Model("nemotron-ultra-550b", 550e9, 55e9, "fp4", 300e9, gqa(12, 64, 4, 128), layers=108, hybrid=True,
               experts=512, experts_per_token=22, source=SWEEPS, assumed=("12 attention layers",)),
@@ -245,7 +259,6 @@ def model_from_config(path: Path, parameters: float, active: float | None = None
         source=where,
         experts=experts,
         experts_per_token=int(text.get("num_experts_per_tok") or 1),
-        replicated_kv=bool(rank),
         hybrid=full != layers,
         attention=attention,
     )

@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from replicast.calibration.facts import GPUS, Gpu, Model
+from replicast.calibration.hybrid import SHAPES, HybridShape
 from replicast.calibration.profile import Profile, StepSeconds
 from replicast.sim.config import EngineArgs
 from replicast.sim.errors import InputError
@@ -36,7 +37,7 @@ LINK_BYTES_PER_S, LINK_PCIE_BYTES_PER_S = 350e9, 20e9
 # TTFT - queue - prefill over 28 task windows of the agentic sweeps.
 FRONT_END = FrontEnd(fixed_s=0.026, per_prompt_token_s=1.7e-6, delivery_s=0.0)
 SEQUENCES = 32  # range over which experts are taken to grow evenly
-RESERVED_GIB = 4.0  # activations, CUDA graphs and the context of a rank
+RESERVED = 0.03  # share of memory for activations, CUDA graphs and the context of a rank
 
 
 class Prior(NamedTuple):
@@ -54,7 +55,7 @@ def priors(model: Model, gpu: Gpu, tensor_parallel_size: int) -> dict[str, Prior
     """Bounds and weak priors of every step-time coefficient, by the names of `StepSeconds`."""
     tp = tensor_parallel_size
     bandwidth = gpu.bytes_per_s * tp
-    kv_bandwidth = gpu.bytes_per_s * (1 if model.replicated_kv else tp)
+    kv_bandwidth = gpu.bytes_per_s * model.attention.ranks(tp)
     one, more = _expert_bytes(model)
     least = min(one, 2 * model.active * model.weight_bytes / model.parameters)
     pcie = gpu.name in PCIE
@@ -127,10 +128,23 @@ def expected_kv_tokens(
     model: Model, gpu: Gpu, tensor_parallel_size: int, gpu_memory_utilization: float = 0.90
 ) -> float:
     """Tokens of KV cache that memory leaves after weights and activations; 0 where the weights do not fit."""
-    per_rank = gpu.memory_gib * 2**30 * gpu_memory_utilization - RESERVED_GIB * 2**30
+    per_rank = gpu.memory_gib * 2**30 * (gpu_memory_utilization - RESERVED)
     left = per_rank - model.weight_bytes / tensor_parallel_size
-    ranks = 1 if model.replicated_kv else tensor_parallel_size
-    return max(left, 0.0) * ranks / model.kv_bytes
+    return max(left, 0.0) * model.attention.ranks(tensor_parallel_size) / model.kv_bytes
+
+
+def _hybrid_args(args: EngineArgs, model: Model, shape: HybridShape, gpu: Gpu, tp: int) -> EngineArgs:
+    """Block size, groups and pool of a model with states, from its layers."""
+    args = replace(
+        args,
+        block_size=shape.block_size(model.kv_dtype, tp),
+        kv_groups=shape.kv_groups,
+        enable_prefix_caching=True if args.enable_prefix_caching is None else args.enable_prefix_caching,
+    )
+    if args.kv_cache_tokens is not None or args.num_gpu_blocks is not None:
+        return args
+    per_rank = expected_kv_tokens(model, gpu, tp) * model.kv_bytes / tp
+    return replace(args, num_gpu_blocks=int(per_rank // shape.block_bytes(model.kv_dtype, tp)))
 
 
 def check_peak(steps: StepSeconds, bounds: Priors) -> list[str]:
@@ -166,7 +180,7 @@ def estimate(
     found = priors(model, gpu, tensor_parallel_size)
     pool = expected_kv_tokens(model, gpu, tensor_parallel_size)
     if pool < 1_000:
-        need = math.ceil(model.weight_bytes / ((gpu.memory_gib * 0.9 - RESERVED_GIB) * 2**30))
+        need = math.ceil(model.weight_bytes / (gpu.memory_gib * (0.9 - RESERVED) * 2**30))
         raise InputError(
             f"{model.name} ({model.weight_bytes / 1e9:,.0f} GB of weights) does not fit "
             f"{tensor_parallel_size} x {gpu.name}",
@@ -187,19 +201,15 @@ def estimate(
         f"Facts: {model.source}; {gpu.source}.",
         *(f"Assumed: {text}." for text in model.assumed),
     ]
-    if model.hybrid:
-        notes.append("The model is hybrid; its KV groups are taken as one group of full attention.")
     args = engine or EngineArgs()
+    shape = SHAPES.get(model.name)
+    if shape is not None and args.block_size is None and args.kv_groups is None:
+        args = _hybrid_args(args, model, shape, gpu, tensor_parallel_size)
+    elif model.hybrid:
+        notes.append("The model is hybrid; its KV groups are taken as one group of full attention.")
     if args.kv_cache_tokens is None and args.num_gpu_blocks is None:
         block = args.block_size or 16
-        args = EngineArgs(
-            **{
-                name: getattr(args, name)
-                for name in EngineArgs.__dataclass_fields__
-                if name != "kv_cache_tokens"
-            },
-            kv_cache_tokens=int(pool // block) * block,
-        )
+        args = replace(args, kv_cache_tokens=int(pool // block) * block)
     return Profile(
         name=f"{model.name}-{gpu.name.lower()}-tp{tensor_parallel_size}-estimate",
         status="uncalibrated",

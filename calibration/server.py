@@ -7,9 +7,11 @@ memory. Each step of that is named in `notes`.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
 
-from replicast.calibration.facts import INSTANCES, Attention, Gpu, Model, find_gpu, find_model
+from replicast.calibration.facts import INSTANCES, PRICES, Attention, Gpu, Model, find_gpu, find_model
 from replicast.calibration.physics import Priors, expected_kv_tokens, priors
 from replicast.calibration.sweep import Given, Sweep, SweepLevel
 from replicast.sim.config import EngineArgs, EngineConfig
@@ -49,9 +51,9 @@ def server_facts(
     told = (given or Given()).over(sweep.given)
     notes: list[str] = []
     gpu, count = _gpu(told, hardware, sweep.source)
-    tp = told.tensor_parallel_size or count or 1
-    if told.tensor_parallel_size is None:
-        notes.append(f"tensor_parallel_size is not told: {tp}, all GPUs of the instance")
+    tp, why = _tensor_parallel_size(told, sweep, count)
+    if why:
+        notes.append(f"tensor_parallel_size is not told: {tp}, {why}")
     found = model or _model(told, sweep)
     known = found is not None
     if found is None:
@@ -120,6 +122,26 @@ def _gpu(told: Given, hardware: str | None, where: str) -> tuple[Gpu, int | None
             remedy="name it: --hardware H200",
         )
     return find_gpu(instance[0]), instance[1]
+
+
+def _tensor_parallel_size(told: Given, sweep: Sweep, count: int | None) -> tuple[int, str | None]:
+    """How many GPUs serve, and what that rests on where it is not told.
+
+    Published sweeps name it in their slug (`-tp1`), or prorate the instance's price by the GPUs in use.
+    """
+    if told.tensor_parallel_size is not None:
+        return told.tensor_parallel_size, None
+    names = (Path(sweep.source).stem, sweep.model or "", *(level.name for level in sweep.levels[:1]))
+    for name in names:
+        if match := re.search(r"[-_]tp(\d+)(?![0-9])", name):
+            return int(match.group(1)), "by its name"
+    price, instance = told.price_usd_per_hour, told.instance or ""
+    if price and count:
+        for whole in PRICES.get(instance, ()):
+            share = count * price / whole
+            if share >= 0.99 and abs(share - round(share)) < 0.01 and count % round(share) == 0:
+                return round(share), "by its share of the instance's price"
+    return count or 1, "all GPUs of the instance" if count else "one GPU"
 
 
 def _model(told: Given, sweep: Sweep) -> Model | None:

@@ -9,6 +9,8 @@ import pytest
 from replicast.calibration.facts import GPUS, MODELS, find_gpu, find_model, model_from_config
 from replicast.calibration.physics import check_peak, estimate, expected_kv_tokens, priors
 from replicast.calibration.profile import parse_profile, profile_text
+from replicast.calibration.server import server_facts
+from replicast.calibration.sweep import Given, Sweep
 from replicast.sim.errors import InputError
 
 # Pools that boot logs state, in tokens.
@@ -16,7 +18,7 @@ BOOTED = [
     ("qwen3-coder-30b", "L40S", 4, None, 0.90, 1_037_152),
     ("minicpm5-2b", "L40S", 1, None, 0.90, 856_480),
     ("minimax-m2.5", "H200", 4, None, 0.92, 1_180_000),
-    ("qwen3.8-27b", "L40S", 1, "fp8", 0.90, 228_010),
+    ("qwen3.6-35b", "L40S", 4, None, 0.90, 2_150_000),
     ("qwen3-coder-480b", "H200", 4, None, 0.95, 255_000),
 ]
 
@@ -91,3 +93,23 @@ def test_config_json_gives_the_shape(tmp_path: Path) -> None:
     path.write_text("{}")
     with pytest.raises(InputError, match=r"config\.json"):
         model_from_config(path, 1e9)
+
+
+@pytest.mark.parametrize(
+    ("source", "instance", "price", "size"),
+    [
+        ("coder-h200-tp1.json", "p5en.48xlarge", 5.1428, 1),
+        ("devstral.json", "p5en.48xlarge", 13.86, 4),
+        ("coder-480b.json", "p5en.48xlarge", 20.5712, 4),
+        ("glm.json", "p5en.48xlarge", 27.72, 8),
+        ("gemma.json", "g6e.12xlarge", 6.61, 4),
+        ("other.json", "p5en.48xlarge", None, 8),
+    ],
+)
+def test_gpus_in_use_follow_from_name_or_price(
+    source: str, instance: str, price: float | None, size: int
+) -> None:
+    given = Given(model="qwen3-coder-30b", instance=instance, price_usd_per_hour=price)
+    facts = server_facts(Sweep(source, "test", (), model="qwen3-coder-30b", given=given))
+    assert facts.tensor_parallel_size == size
+    assert any("tensor_parallel_size is not told" in note for note in facts.notes)
