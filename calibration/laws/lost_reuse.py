@@ -118,9 +118,9 @@ def _causes(case: Case, low: list[int], pool: float | None, severity: Severity, 
             excluded.append(f"{cause} (would give {there} at {label(levels[at])}, not {100 * hit:.0f}%)")
         else:
             fits.append(f"{cause} (would give {expected})")
+    who = f"{listed([case.levels[at] for at in low])} reuse" if len(low) > 1 else "reuses"
     text = (
-        f"{listed([case.levels[at] for at in low])} {'reuse' if len(low) > 1 else 'reuses'} "
-        f"{100 * (worst.hit_rate or 0):.0f}% of prompt tokens, less than {than}. Fits: "
+        f"{who} {100 * (worst.hit_rate or 0):.0f}% of prompt tokens, less than {than}. Fits: "
         f"{'; '.join(fits) or 'none of four causes alone'}. Excluded: {'; '.join(excluded) or 'none'}"
     )
     remedy = _remedy(fits, pool)

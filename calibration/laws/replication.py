@@ -15,7 +15,7 @@ from math import log, sqrt
 from typing import Literal, NamedTuple
 
 from replicast.calibration.laws.figures import NOISE, WARN_SD, in_load, mean_of, requests
-from replicast.calibration.laws.findings import Answer, Case, Finding, label, show
+from replicast.calibration.laws.findings import Answer, Case, Finding, show
 from replicast.calibration.sweep import SweepLevel
 
 LAW = 11
@@ -115,9 +115,9 @@ def _finding(one: SweepLevel, other: SweepLevel, where: str, at: int) -> Finding
         LAW,
         CHECK,
         "warn",
-        f"{label(one)} does not reproduce {where}: {named}"
+        f"does not reproduce {where}: {named}"
         + (f"; alike are {same}" if same else "")
-        + f". {TEXTS[why]}",
+        + f"; so {TEXTS[why]}",
         (("cause", why), *evidence),
         "Compare per request and per token, not per second; repeat with more sessions.",
         at,
