@@ -93,7 +93,10 @@ def _changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
 def _rows(document: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     if document["schema"] == "replicast/whatif/1":
         return {arm["name"]: arm for arm in document["arms"]}
-    return {f"{row['replicas']} replicas": row for row in document["rows"]}
+    rows = document["rows"]
+    if "max_developers" in document:
+        return {f"{row['developers']} developers": row for row in rows}
+    return {f"{row['replicas']} replica{'s' if row['replicas'] != 1 else ''}": row for row in rows}
 
 
 def _differences(

@@ -240,9 +240,13 @@ def extrapolated(
                 found.append(
                     (
                         "extrapolated",
-                        f"{name} is {value:,.3g} with {row.replicas} "
-                        f"replica{'s' if row.replicas > 1 else ''}; the profile saw {low:,.3g} "
-                        f"to {high:,.3g}",
+                        f"{name} is {_short(value)} with {row.replicas} "
+                        f"replica{'s' if row.replicas > 1 else ''}; the profile saw {_short(low)} "
+                        f"to {_short(high)}",
                     )
                 )
     return found
+
+
+def _short(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
