@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from struct import Struct
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
@@ -65,8 +65,8 @@ class Records:
     `sessions` is empty where they were not kept. `window` is the measured part of the run.
     """
 
-    sessions: Sequence[Session]
-    columns: Mapping[str, NDArray[Any]]
+    sessions: Sequence[Session] = field(repr=False)
+    columns: Mapping[str, NDArray[Any]] = field(repr=False)
     num_requests: int
     window: tuple[float, float]
 
