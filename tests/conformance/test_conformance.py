@@ -21,7 +21,7 @@ VERSIONS: tuple[Rules, ...] = get_args(Rules)
 
 
 def recorded_pairs() -> list[object]:
-    """(scenario, recording, version, engine); hybrid models are the reference's only."""
+    """(scenario, recording, version, engine)."""
     pairs: list[object] = []
     for folder, scenarios in (
         (HERE, HERE / "scenarios"),
@@ -31,11 +31,9 @@ def recorded_pairs() -> list[object]:
             for steps in sorted((folder / f"golden-{version}").glob("*.steps.jsonl.gz")):
                 name = steps.name.removesuffix(".steps.jsonl.gz")
                 scenario = scenarios / f"{name}.scenario.json"
-                is_hybrid = bool(json.loads(scenario.read_text())["config"].get("kv_groups"))
                 pairs += [
                     pytest.param(scenario, steps, version, engine, id=f"{name}-{version}-{engine}")
                     for engine in ENGINES
-                    if engine == "reference" or not is_hybrid
                 ]
     return pairs
 
@@ -96,14 +94,6 @@ def test_unusable_scenarios_are_refused_in_words(
     path.write_text(text)
     assert replay.main([str(path), "--vllm", "0.25.1"]) == 2
     assert says in capsys.readouterr().err
-
-
-def test_hybrid_models_are_the_references(capsys: pytest.CaptureFixture[str]) -> None:
-    scenario = str(HERE / "scenarios" / "35_hybrid_swa.scenario.json")
-    steps = str(HERE / "golden-0.33.0" / "35_hybrid_swa.steps.jsonl.gz")
-    assert replay.main([scenario, "--vllm", "0.33.0", "--check", steps]) == 2
-    assert "say --engine reference" in capsys.readouterr().err
-    assert replay.main([scenario, "--vllm", "0.33.0", "--check", steps, "--engine", "reference"]) == 0
 
 
 def test_other_versions_are_named_the_rules_they_follow(capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,6 +37,13 @@ class Leap(NamedTuple):
     run: StepRun
 
 
+def may_leap(config: EngineConfig) -> bool:
+    """Whether steps of an engine can be alike at all."""
+    return not (
+        config.num_speculative_tokens or config.num_lookahead_tokens or config.prefill_schedule_interval > 1
+    )
+
+
 class QuietCache(KVCacheManager):
     """The same blocks; an allocation that changes none of them is over at once."""
 
@@ -78,11 +85,7 @@ class HybridEngine(StepwiseEngine):
     def __init__(self, config: EngineConfig, step_time: StepTime) -> None:
         super().__init__(config, step_time)
         self.num_leaps = 0
-        self._may_leap = not (
-            config.num_speculative_tokens
-            or config.num_lookahead_tokens
-            or config.prefill_schedule_interval > 1
-        )
+        self._may_leap = may_leap(config)
         self._cache = QuietCache.of(config)
         if self._may_leap:
             self._scheduler.kv_cache = self._cache

@@ -23,8 +23,6 @@ from replicast.sim.engine.macro import MacroEngine
 from replicast.sim.engine.request_state import RequestState
 from replicast.sim.engine.step_time import StepTime
 from replicast.sim.engine.stepwise.output import RequestOutput, ScheduledRow, SchedulerOutput
-from replicast.sim.errors import InputError
-from replicast.sim.kv_groups import KVGroup
 from replicast.sim.request import Request, RequestStatus
 from replicast.sim.ticks import Tick
 
@@ -109,13 +107,6 @@ class Product:
     """The engine as the driver of recordings wants it."""
 
     def __init__(self, config: EngineConfig) -> None:
-        if config.kv_groups == (KVGroup("full", config.block_size),):
-            config = replace(config, kv_groups=None)
-        if config.kv_groups is not None:
-            raise InputError(
-                "is of a hybrid model (`kv_groups`), which no engine jumps over",
-                remedy="say --engine reference: the product, too, takes every step of these",
-            )
         self.engine = _Engine(config)
         self.num_untold = 0
         self.num_handed_out = 0  # steps of jumps, but for their first
