@@ -4,13 +4,18 @@ PYTHON ?= $(shell for python in python3 python3.14 python3.13 python3.12 python3
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 BIN := $(VENV)/bin
 
-.PHONY: demo test lint docs
+.PHONY: demo test lint docs fast
 
 demo: $(VENV)/.installed
 	$(BIN)/replicast demo --out demo-out
 
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n auto
+
+# Optional: the engine as machine code, kept in the user's cache; needs a C compiler.
+fast: $(VENV)/.installed
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fast]'
+	$(BIN)/python -m replicast.sim.engine.compiled
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

@@ -1,10 +1,11 @@
 """The same engine as machine code: optional, built once, two to three times as fast.
 
-    python -m replicast.sim.engine.compiled        (needs mypy, setuptools and a C compiler)
+    make fast        (the extra `fast` and a C compiler)
 
 mypyc compiles the very files that Python runs otherwise, under a package name that carries the digest
-of their text. So there is no second source, and a build of other text is never picked up. Everything
-works without it; `engine_class` takes it where it is there.
+of their text and of all that they can import (`Request`, `EngineConfig`, step times). So there is no
+second source, and a build of other text is never picked up. Everything works without it; `engine_class`
+takes it where it is there.
 """
 
 from __future__ import annotations
@@ -58,11 +59,11 @@ def build_folder() -> Path:
 
 
 @cache
-def package_name() -> str:
-    """Named by the sources' text and the interpreter."""
+def package_name(here: Path = HERE) -> str:
+    """Named by the interpreter and the text of `sim/` and `sim/engine/`: the engine can import no more."""
     digest = hashlib.sha256(sys.version.encode())
-    for module in SOURCES:
-        digest.update((HERE / f"{module}.py").read_bytes())
+    for path in (*sorted(here.parent.glob("*.py")), *sorted(here.glob("*.py"))):
+        digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return f"replicast_engine_{digest.hexdigest()[:16]}"
 
 
@@ -74,14 +75,17 @@ def engine_class() -> type[MacroEngine]:
 
 
 def compiled_class() -> type[MacroEngine] | None:
-    """The compiled engine, None if it was not built."""
+    """The compiled engine, None if it was not built or cannot be loaded here."""
     name = package_name()
     folder = build_folder() / name
     if not (folder / name / "macro.py").is_file():
         return None
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
-    found: type[MacroEngine] = importlib.import_module(f"{name}.macro").MacroEngine
+    try:
+        found: type[MacroEngine] = importlib.import_module(f"{name}.macro").MacroEngine
+    except ImportError:
+        return None
     return found
 
 
