@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 from replicast.commands.console import StatusLine
+from replicast.commands.hardware_kinds import NAMES, checked, kinds_of
 from replicast.commands.options import COUNTS
 from replicast.commands.planning_options import asked, journal, kept, planning_options, subject, tell
 
+if TYPE_CHECKING:
+    from replicast.reports import Answer
+
 
 @click.command(short_help="How many replicas N developers need, and what they pay.")
-@subject
+@subject(several=True)
 @click.option("--developers", type=click.IntRange(1), help="Developers, idle ones included.")
 @click.option(
     "--max-developers", is_flag=True, help="Find the most developers that --replicas carry instead."
@@ -42,10 +46,10 @@ def plan(ctx: click.Context, /, **options: Any) -> None:
     \b
     replicast plan ~/.claude/projects --profile qwen3.6-35b-h200 --developers 120 --slo "ttft:p90<10s"
     replicast plan TRACE --profile qwen3.6-35b-h200 --max-developers --replicas 4
+    replicast plan TRACE --developers 120 --profile A.toml --price 3 --profile B.toml --price 7.9 --box 8
 
     Exit code 3 if no count meets what is promised, 4 if that is not clear.
     """
-    from replicast import library
     from replicast.sim.report.timing import since_process_start
 
     imported = since_process_start()
@@ -55,20 +59,31 @@ def plan(ctx: click.Context, /, **options: Any) -> None:
     for name in ("counts", "max_replicas", "horizon", "task_tokens"):
         if most and options[name] is not None:
             raise click.UsageError(f"--{name.replace('_', '-')} has no part in --max-developers.")
+    kinds = kinds_of(options)
+    if most and len(kinds) > 1:
+        raise click.UsageError("--max-developers takes one --profile.")
+    options |= {"price": None, "box": None} | kinds[0]
     question = asked(options) | {"replications": options["replications"], "journal": journal(options)}
     with StatusLine(options["quiet"]) as line, kept(options):
-        if most:
-            for name in ("max_replicas", "horizon_s", "task"):
-                question.pop(name)
-            answer: Any = library.max_developers(replicas=options["replicas"], progress=line.runs, **question)
-        else:
-            answer = library.plan(
-                developers=options["developers"],
-                counts=options["counts"],
-                early=options["early_stop"],
-                with_sensitivity=options["sensitivity"],
-                progress=line.runs,
-                **question,
-            )
-        code = tell(answer, "plan", options, imported, line)
+        question["progress"] = line.runs
+        code = tell(_answer(options, question, kinds), "plan", options, imported, line)
     ctx.exit(code)
+
+
+def _answer(options: dict[str, Any], question: dict[str, Any], kinds: list[dict[str, Any]]) -> Answer:
+    """One of the three questions: most developers, replicas, hardware."""
+    from replicast import library
+
+    if options["max_developers"]:
+        known = {k: v for k, v in question.items() if k not in ("max_replicas", "horizon_s", "task")}
+        return library.max_developers(replicas=options["replicas"], **known)
+    question |= {
+        "developers": options["developers"],
+        "counts": options["counts"],
+        "early": options["early_stop"],
+        "with_sensitivity": options["sensitivity"],
+    }
+    if len(kinds) == 1:
+        return library.plan(**question)
+    shared = {name: value for name, value in question.items() if name not in (*NAMES, "trace")}
+    return library.choose_hardware(question["trace"], checked(kinds), **shared)

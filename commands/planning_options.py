@@ -32,24 +32,12 @@ JOURNAL = "runs.jsonl"
 SHARE = Number(0, high=1)
 SCALE = Number(0)
 
-_BEFORE = (
-    click.argument("traces", metavar="TRACE...", nargs=-1, required=True, type=PATH),
-    click.option(
-        "--profile", required=True, metavar="NAME|FILE", help="Server profile: `replicast profile list`."
-    ),
-)
 _AFTER = (
     click.option(
         "--slo",
         multiple=True,
         metavar="METRIC:QUANTILE<LIMIT",
         help='What is promised, repeatable: "ttft:p90<10s", "tpot:p50<80ms".  [default: ttft:p90<10s]',
-    ),
-    click.option(
-        "--price", type=Number(0), metavar="USD", help="Per replica and hour.  [default: the profile's]"
-    ),
-    click.option(
-        "--box", type=click.IntRange(1), default=1, show_default=True, help="Replicas that are paid together."
     ),
     click.option(
         "--spare", type=click.IntRange(0), default=0, show_default=True, help="Replicas paid and idle."
@@ -125,18 +113,46 @@ _AFTER = (
 
 
 def planning_options(command: F) -> F:
-    """Trace and profile, and all that is shared; a command's own options stand between."""
+    """All that is shared, after the subject and a command's own options."""
     command = engine_flags()(command)
     for option in reversed(_AFTER):
         command = option(command)
     return loading_options(command)
 
 
-def subject(command: F) -> F:
-    """The trace and the profile."""
-    for option in reversed(_BEFORE):
-        command = option(command)
-    return command
+def subject(*, several: bool) -> Callable[[F], F]:
+    """The trace, the server and its price; `several` allows a choice of servers."""
+    choice = " Repeat it, each with its --price and --box, for a choice of hardware." if several else ""
+    options = (
+        click.argument("traces", metavar="TRACE...", nargs=-1, required=True, type=PATH),
+        click.option(
+            "--profile",
+            required=True,
+            metavar="NAME|FILE",
+            help=f"Server profile: `replicast profile list`.{choice}",
+            multiple=several,
+        ),
+        click.option(
+            "--price",
+            type=Number(0),
+            metavar="USD",
+            help="Per replica and hour.  [default: the profile's]",
+            multiple=several,
+        ),
+        click.option(
+            "--box",
+            type=click.IntRange(1),
+            help="Replicas that are paid together.  [default: 1]",
+            multiple=several,
+        ),
+    )
+
+    def decorate(command: F) -> F:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
 
 
 def asked(options: dict[str, Any]) -> dict[str, Any]:
@@ -155,12 +171,11 @@ def asked(options: dict[str, Any]) -> dict[str, Any]:
     if options["slo"]:
         parse_slos(options["slo"])
         known["slo"] = options["slo"]
-    profile = load_profile(options["profile"])
     return known | {
-        "profile": profile,
+        "profile": load_profile(options["profile"]),
         "trace": load_trace(options["traces"], **loading(options)),
         "price": options["price"],
-        "box": options["box"],
+        "box": options["box"] or 1,
         "spare": options["spare"],
         "task": options["task_tokens"],
         "router": options["router"],

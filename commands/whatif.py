@@ -10,7 +10,7 @@ from replicast.commands.planning_options import asked, journal, kept, planning_o
 
 
 @click.command(short_help="What changes with another hit rate, budget, router, pool.")
-@subject
+@subject(several=False)
 @click.option("--replicas", type=click.IntRange(1), required=True, help="Replicas of both arms.")
 @click.option(
     "--set",

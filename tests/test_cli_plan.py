@@ -104,6 +104,28 @@ def test_most_developers(trace: Path) -> None:
     assert re.match(r"Answer: .* carr(y|ies) \d+ developers", done.stdout)
 
 
+def test_choice_of_hardware(trace: Path) -> None:
+    two = [
+        "--profile",
+        "qwen3.8-27b-l40s",
+        "--price",
+        "3",
+        "--profile",
+        "qwen3.8-27b-h200",
+        "--price",
+        "8",
+        "--box",
+        "8",
+    ]
+    done = replicast("plan", trace, *two, *PLAN[2:], "--json")
+    assert done.exit_code == 0, done.output
+    document = without_timing(done.stdout)
+    assert document["schema"] == "replicast/hardware/1"
+    cheap, dear = (document["plans"][name] for name in ("qwen3.8-27b-l40s", "qwen3.8-27b-h200"))
+    assert cheap["rows"][0]["usd_per_hour"]["value"] == 3
+    assert dear["rows"][0]["usd_per_hour"]["value"] == 64
+
+
 def test_whatif(trace: Path, tmp_path: Path, snapshot: SnapshotAssertion) -> None:
     done = replicast("whatif", trace, *WHATIF, "--set", "prefix-cache-hit-rate=0.14", "--out", tmp_path)
     assert done.exit_code == 0, done.output
@@ -144,6 +166,7 @@ def test_compare(trace: Path, saved: Path, tmp_path: Path) -> None:
         (["plan", *PLAN, "--horizon", "60"], "an hour or more", 1),
         (["plan", *PLAN, "--day-curve", "absent.csv"], "absent.csv", 1),
         (["plan", *PLAN, "--profile", "nix"], "neither a shipped profile", 1),
+        (["plan", "--profile", "nix", *PLAN[2:]], "neither a shipped profile", 1),
         (["plan", *PLAN, "--max-num-seqs", "0"], "max_num_seqs", 1),
         (["plan", *PLAN, "--developers", "0"], "--developers", 2),
         (["plan", *PLAN, "--price", "nan"], "--price", 2),
@@ -156,6 +179,8 @@ def test_compare(trace: Path, saved: Path, tmp_path: Path) -> None:
             "--counts has no part",
             2,
         ),
+        (["plan", *PLAN, "--price", "1", "--price", "2"], "--price is given twice", 2),
+        (["plan", *PLAN, "--profile", "qwen3.8-27b-l40s"], "given twice", 1),
         (["whatif", *WHATIF], "Nothing is changed", 2),
         (["whatif", *WHATIF, "--set", "moon=3"], "cannot be set", 1),
         (["whatif", *WHATIF, "--set", "prefix-cache-hit-rate=1.4"], "between 0 and 1", 1),
