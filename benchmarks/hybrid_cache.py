@@ -1,6 +1,7 @@
 """What a hybrid model's cache costs an agentic fleet: hit rate and computed tokens, plain against hybrid.
 
     python benchmarks/hybrid_cache.py SESSIONS.jsonl[.gz] [--out FOLDER]
+    python benchmarks/hybrid_cache.py hybrid_cache.json            (only draws)
 
 One replica with 40 GiB of cache. The hybrid model has 10 full-attention layers and 30 with states (blocks
 of 1,056 tokens, 1,985 of them); the plain one has the same 10 layers and nothing else (2.1 million
@@ -86,7 +87,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
     from matplotlib.figure import Figure
 
     loads = sorted({row["live_sessions"] for row in rows})
-    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    figure = Figure(figsize=(11, 4.5), layout="constrained")
     panels = figure.subplots(1, len(loads), squeeze=False)[0]
     for axes, live in zip(panels, loads, strict=True):
         for at, name in enumerate(MODELS):
@@ -104,7 +105,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
         axes.set_title("1 live session" if live == 1 else f"{live} live sessions")
         axes.spines[["top", "right"]].set_visible(False)
     panels[0].set_ylabel("computed prompt tokens a request")
-    panels[0].legend(frameon=False, fontsize=8)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
     figure.suptitle("One replica, 40 GiB of cache: the same sessions with a plain and a hybrid model")
     figure.savefig(path, dpi=110, metadata={"Software": None})
 
@@ -121,6 +122,9 @@ def main() -> None:
     parser.add_argument("--loads", type=int, nargs="+", default=[1, 10, 20])
     parser.add_argument("--sessions", type=int, default=60)
     args = parser.parse_args()
+    if args.trace.name == "hybrid_cache.json":
+        draw(json.loads(args.trace.read_text(encoding="utf-8")), args.out / "hybrid_cache.png")
+        return
     sessions = pick(load_trace([args.trace]).sessions, args.sessions)
     rows: list[dict[str, Any]] = []
     for live in args.loads:
