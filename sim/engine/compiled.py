@@ -112,9 +112,10 @@ def build() -> Path:
         copy_sources(work, name)
         arguments = [f"{name}/{module}.py" for module in MODULES] + ["--ignore-missing-imports"]
         (work / "setup.py").write_text(SETUP.format(name=name, arguments=arguments))
-        types = Path(scratch) / "types"
-        types.mkdir()
-        (types / "replicast").symlink_to(HERE.parents[1])
+        types = Path(scratch) / "types"  # of `sim` alone: the package's root names all of the project
+        (types / "replicast").mkdir(parents=True)
+        (types / "replicast" / "__init__.py").touch()
+        (types / "replicast" / "sim").symlink_to(HERE.parent)
         done = subprocess.run(
             [sys.executable, "setup.py", "build_ext", "--inplace"],
             cwd=work,
