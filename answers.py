@@ -224,7 +224,13 @@ class DevelopersAnswer:
         """As printed."""
         from replicast.sim.report.plan import developers_text
 
-        return developers_text(self.most, self.context.lines()[1:], quiet=quiet)
+        people = self.context.load.people
+        who = (
+            f"{people.active_share:g} active ({self.context.active_source}), {people.sessions_each:g} "
+            f"session{'s' if people.sessions_each != 1 else ''} each; a live session asks "
+            f"{self.context.load.requests_per_hour:.0f} times an hour when nobody queues"
+        )
+        return developers_text(self.most, [who, *self.context.lines()[2:]], quiet=quiet)
 
     def document(self, timing: Mapping[str, float] | None = None) -> str:
         """As `--json` writes it."""

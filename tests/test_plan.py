@@ -232,7 +232,7 @@ def test_most_developers() -> None:
         at = counsel.row(1, (Change("developers", str(most.developers)),))
         above = counsel.row(1, (Change("developers", str(most.developers + most.step)),))
     assert (at.verdict, above.verdict != "meets") == ("meets", True)
-    assert f"carry {most.developers} developers" in developers_text(most, [])
+    assert f"at most {most.developers} developers on 1 replica" in developers_text(most, [])
 
 
 def test_too_few_replications_and_impossible_money() -> None:

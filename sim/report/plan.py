@@ -228,13 +228,14 @@ def developers_answer(most: MostDevelopers) -> str:
     slos = " and ".join(map(str, most.slos))
     if not most.developers:
         fewest = most.rows[0]
-        clear = "fail" if fewest.verdict == "fails" else "do not clearly meet"
+        clear = "cannot" if fewest.verdict == "fails" else "may or may not"
         return (
-            f"Answer: none; {plural(most.replicas, 'replica')} {clear} {slos} "
+            f"Answer: none; {plural(most.replicas, 'replica')} {clear} hold {slos} "
             f"with {plural(fewest.developers, 'developer')}"
         )
     step = f", to within {most.step}" if most.step > 1 else ""
-    return f"Answer: {plural(most.replicas, 'replica')} carry {most.developers:,} developers{step} ({slos})"
+    people = plural(most.developers, "developer")
+    return f"Answer: at most {people} on {plural(most.replicas, 'replica')}{step} ({slos})"
 
 
 def developers_text(most: MostDevelopers, assumptions: Sequence[str], *, quiet: bool = False) -> str:
