@@ -78,16 +78,15 @@ def test_plan_document(trace: Path, saved: Path) -> None:
     assert len(again["inputs"][0]["sha256"]) == 64
 
 
-def test_finished_runs_are_taken_over(trace: Path, tmp_path: Path) -> None:
-    command = ["plan", trace, *PLAN, "--counts", "1", "--no-cliff", "--out", tmp_path]
+def test_finished_runs_are_taken_over(trace: Path, saved: Path, tmp_path: Path) -> None:
+    runs = (saved / "runs.jsonl").read_text().splitlines()
+    assert len(runs) == 6
+    (tmp_path / "runs.jsonl").write_text(runs[0] + "\n" + runs[1][:50])  # as an interrupted call leaves it
+    command = ["plan", trace, *PLAN, "--counts", "1,2", "--no-cliff", "--out", tmp_path, "--resume"]
     assert replicast(*command).exit_code == 0
-    whole = without_timing((tmp_path / "plan.json").read_text())
-    runs = (tmp_path / "runs.jsonl").read_text().splitlines()
-    assert len(runs) == 3
-    (tmp_path / "runs.jsonl").write_text(runs[0] + "\n" + runs[1][:50])
-    assert replicast(*command, "--resume").exit_code == 0
-    resumed = without_timing((tmp_path / "plan.json").read_text())
+    whole, resumed = (without_timing((folder / "plan.json").read_text()) for folder in (saved, tmp_path))
     assert resumed["rows"] == whole["rows"]
+    assert resumed["stopping"]["replications_run"] == 5
 
 
 def test_plan_can_answer_no(trace: Path) -> None:
@@ -101,7 +100,7 @@ def test_most_developers(trace: Path) -> None:
     asked = ["--profile", "qwen3.8-27b-l40s", "--replications", "3", "--max-developers", "--replicas", "1"]
     done = replicast("plan", trace, *asked, "--slo", "ttft:p50<0.8s", "--active", "1")
     assert done.exit_code == 0, done.output
-    assert re.match(r"Answer: .* carr(y|ies) \d+ developers", done.stdout)
+    assert re.match(r"Answer: .*\d+ developers", done.stdout)
 
 
 def test_choice_of_hardware(trace: Path) -> None:
@@ -145,14 +144,13 @@ def test_vary_has_an_arm_a_value(trace: Path) -> None:
 
 
 def test_compare(trace: Path, saved: Path, tmp_path: Path) -> None:
-    done = replicast(
-        "plan", trace, *PLAN, "--counts", "1,2", "--router", "random", "--no-cliff", "--out", tmp_path
-    )
-    assert done.exit_code == 0, done.output
-    compared = replicast("compare", saved / "plan.json", tmp_path / "plan.json")
+    done = replicast("plan", trace, *PLAN, "--counts", "1,2", "--router", "random", "--json")
+    other = tmp_path / "other.json"
+    other.write_text(done.stdout)
+    compared = replicast("compare", saved / "plan.json", other)
     assert compared.exit_code == 0, compared.output
     assert "(paired)" in compared.stdout
-    document = json.loads(replicast("compare", saved / "plan.json", tmp_path / "plan.json", "--json").stdout)
+    document = json.loads(replicast("compare", saved / "plan.json", other, "--json").stdout)
     assert document["schema"] == "replicast/compare/1"
     assert all(d["difference"]["value"] is not None for d in document["rows"][0]["differences"])
 
