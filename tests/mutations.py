@@ -78,7 +78,7 @@ MUTATIONS = (
     Mutation(
         "priority: an arrival that leads does not cut the jump",
         "request_queue",
-        "return not self or request.priority < self[-1].request.priority",
+        "return not self or _urgency_of(request) > _urgency(self[-1])",
         "return not self",
     ),
     Mutation(

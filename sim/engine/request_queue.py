@@ -42,7 +42,10 @@ class FCFSQueue(deque["RequestState"]):
 
 
 def _urgency(state: RequestState) -> tuple[int, int, int]:
-    request = state.request
+    return _urgency_of(state.request)
+
+
+def _urgency_of(request: Request) -> tuple[int, int, int]:
     return (-request.priority, -request.arrival_tick, -request.request_id)
 
 
@@ -65,7 +68,7 @@ class PriorityQueue(list["RequestState"]):
 
     def would_lead(self, request: Request) -> bool:
         """Whether `request` would be the head if it came now."""
-        return not self or request.priority < self[-1].request.priority
+        return not self or _urgency_of(request) > _urgency(self[-1])
 
 
 Waiting = FCFSQueue | PriorityQueue
