@@ -96,6 +96,13 @@ def test_plan_can_answer_no(trace: Path) -> None:
     assert done.stdout.startswith("Answer: none")
 
 
+def test_plan_can_answer_that_it_does_not_know(trace: Path, saved: Path) -> None:
+    median = json.loads((saved / "plan.json").read_text())["rows"][0]["ttft_p50_s"]["value"]
+    done = replicast("plan", trace, *PLAN[:-2], f"ttft:p50<{median}s", "--no-sensitivity", "--counts", "1")
+    assert done.exit_code == 4, done.output
+    assert done.stdout.startswith("Answer: not clear")
+
+
 def test_most_developers(trace: Path) -> None:
     asked = ["--profile", "qwen3.8-27b-l40s", "--replications", "3", "--max-developers", "--replicas", "1"]
     done = replicast("plan", trace, *asked, "--slo", "ttft:p50<0.8s", "--active", "1")
