@@ -200,6 +200,8 @@ def fit_requests(
 def request_priors(facts: ServerFacts) -> dict[str, Prior]:
     """Physics for the engine, the task windows' front end for the rest; all weaker than any row."""
     found = {name: facts.priors[name] for name in FITTED if name in facts.priors}
+    # Starting a prefill step outside CUDA graphs costs milliseconds on some servers: rows tell.
+    found["compute_fixed_s"] = found["compute_fixed_s"]._replace(spread=1.5)
     found["front_end_fixed_s"] = Prior(1e-5, 2e-3, 1.5)
     found["front_end_per_token_s"] = Prior(1e-9, 2e-7, 1.5)
     return found

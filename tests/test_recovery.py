@@ -69,7 +69,7 @@ def test_lone_requests_give_every_coefficient() -> None:
     assert fitted.steps.memory_fixed_s == pytest.approx(truth.memory_fixed_s, rel=0.02)
     assert fitted.steps.compute_per_token_s == pytest.approx(truth.compute_per_token_s, rel=0.1)
     again = replay_requests(asked, config_for(facts), fitted.steps, fitted.front_end)
-    assert again.ttft_s == pytest.approx(records.ttft_s, rel=0.01)
+    assert again.ttft_s == pytest.approx(records.ttft_s, rel=0.03)
 
 
 def test_warm_up_and_overlap_are_not_lone() -> None:
