@@ -22,6 +22,7 @@ from replicast.sim.fleet.records import FLUSH_ROWS, INTS, TIMES, Records
 from replicast.sim.fleet.run import RunResult, simulate
 from replicast.sim.planning.summary import summarise
 from replicast.sim.workload import Segment, Session, Turn
+from replicast.traces.load import load_trace
 
 ENGINE = EngineConfig(num_gpu_blocks=2001, max_num_batched_tokens=2048, max_model_len=2000)
 STEP_TIME = StepTime.from_seconds(
@@ -177,3 +178,54 @@ def events_of(replicas: int, router: str) -> float:
 
 def test_events_a_request_do_not_grow_with_replicas() -> None:
     assert events_of(64, "session-affinity") < 1.2 * events_of(1, "session-affinity") < 10
+
+
+def mooncake(path: Path, rows: int) -> Path:
+    lines = [
+        f'{{"timestamp": {700 * i}, "input_length": {700 + 9 * i}, "output_length": {i % 7}, '
+        f'"hash_ids": [0, {i + 1}]}}'
+        for i in range(rows)
+    ]
+    path.write_text("\n".join(lines))
+    return path
+
+
+def test_a_kept_trace_is_the_trace_and_never_a_stale_one(tmp_path: Path) -> None:
+    trace, kept = mooncake(tmp_path / "trace.jsonl", 30), tmp_path / "kept"
+    plain = load_trace([trace])
+    assert load_trace([trace], cache=kept) == plain  # makes the entry
+    (entry,) = kept.iterdir()
+    made_ns = entry.stat().st_mtime_ns
+    assert load_trace([trace], cache=kept) == plain  # reads it
+    assert entry.stat().st_mtime_ns == made_ns
+    assert load_trace([trace], cache=kept, token_scale=2.0) == load_trace([trace], token_scale=2.0)
+    mooncake(trace, 31)
+    assert load_trace([trace], cache=kept) == load_trace([trace]) != plain
+    assert len(list(kept.iterdir())) == 3
+
+
+def test_a_damaged_or_impossible_entry_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trace, kept = mooncake(tmp_path / "trace.jsonl", 30), tmp_path / "kept"
+    monkeypatch.setenv("REPLICAST_TRACE_CACHE", str(kept))
+    plain = load_trace([trace])
+    (entry,) = kept.iterdir()
+    whole = entry.read_bytes()
+    for damaged in (
+        b"",
+        whole[:100],
+        whole[:-50],
+        whole[: len(whole) // 2] + b"?" + whole[len(whole) // 2 + 1 :],
+    ):
+        entry.write_bytes(damaged)
+        assert load_trace([trace]) == plain
+        assert entry.read_bytes() == whole
+    assert load_trace([trace], cache=trace / "below a file") == plain
+    assert load_trace([tmp_path / "trace.jsonl"], cache=kept) == plain
+    with pytest.raises(InputError, match="cannot be read"):
+        load_trace([tmp_path / "absent"])
+
+
+def test_the_real_sessions_are_kept_as_they_are(shared_dir: Path, tmp_path: Path) -> None:
+    trace = shared_dir / "traces/kv-cache-tester/sessions.canonical.jsonl.gz"
+    loaded = load_trace([trace], cache=tmp_path)
+    assert load_trace([trace], cache=tmp_path) == loaded

@@ -11,12 +11,13 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from replicast.sim.errors import InputError
 from replicast.sim.workload import Session
-from replicast.traces import canonical_io
+from replicast.traces import canonical_io, columns
 from replicast.traces.canonical import CanonicalTrace
 from replicast.traces.detect import FORMATS, Format, detect
 from replicast.traces.files import FileBytes, read_file
@@ -54,13 +55,51 @@ def load_trace(
     skip_bad_rows: bool = False,
     jitter: bool = True,
     seed: int = 0,
+    cache: Path | str | None = None,
 ) -> LoadedTrace:
     """Load trace files or folders of them; `format` forces one of `FORMATS`.
 
     `models` is a regular expression of the models to serve, `token_scale` the served tokenizer's
     tokens per recorded one. `jitter` spreads arrivals whose stamps lie on a grid over its step,
-    drawn from `seed`.
+    drawn from `seed`. `cache` is a folder where loaded files are kept (`columns.py`).
     """
+    read = partial(
+        _load,
+        paths,
+        format=format,
+        models=models,
+        token_scale=token_scale,
+        reply_reuse=reply_reuse,
+        share_prefixes=share_prefixes,
+        skip_bad_rows=skip_bad_rows,
+        jitter=jitter,
+        seed=seed,
+    )
+    folder = cache or os.environ.get("REPLICAST_TRACE_CACHE")
+    entry = columns.entry(Path(folder), [Path(path) for path in paths], read.keywords) if folder else None
+    if entry is None:
+        return read()
+    with _no_gc():
+        kept = columns.load(entry)
+    if kept is not None:
+        return LoadedTrace(*kept)
+    loaded = read()
+    columns.save(entry, loaded.sessions, loaded.report, loaded.open_loop)
+    return loaded
+
+
+def _load(
+    paths: Sequence[Path | str],
+    *,
+    format: str | None,
+    models: str | None,
+    token_scale: float,
+    reply_reuse: bool,
+    share_prefixes: bool,
+    skip_bad_rows: bool,
+    jitter: bool,
+    seed: int,
+) -> LoadedTrace:
     if not 0.01 <= token_scale <= 100:
         raise InputError(
             f"token scale {token_scale} is out of range",
