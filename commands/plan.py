@@ -11,7 +11,7 @@ from replicast.commands.options import COUNTS
 from replicast.commands.planning_options import asked, journal, kept, planning_options, subject, tell
 
 if TYPE_CHECKING:
-    from replicast.reports import Answer
+    from replicast.library.reports import Answer
 
 
 @click.command(short_help="How many replicas N developers need, and what they pay.")

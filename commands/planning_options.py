@@ -24,7 +24,7 @@ from replicast.commands.options import (
 from replicast.sim.fleet.config import RouterName
 
 if TYPE_CHECKING:
-    from replicast.reports import Answer
+    from replicast.library.reports import Answer
     from replicast.sim.planning.parallel import Scale
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -234,7 +234,7 @@ def kept(options: dict[str, Any]) -> Iterator[None]:
 
 def tell(answer: Answer, name: str, options: dict[str, Any], imported: float, line: StatusLine) -> int:
     """Print an answer and write its files; its exit code."""
-    from replicast.reports import write_report
+    from replicast.library.reports import write_report
     from replicast.sim.report.files import write_text
     from replicast.sim.report.timing import since_process_start
 

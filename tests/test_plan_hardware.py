@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from replicast.library import choose_hardware
-from replicast.reports import write_report
+from replicast.library.reports import write_report
 from replicast.sim.errors import InputError
 from replicast.sim.planning.hardware import Capacity, Choice, _on_front, break_even
 from replicast.traces.canonical_io import write_canonical

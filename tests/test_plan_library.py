@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import replicast
-from replicast.answers import PlanAnswer
 from replicast.calibration.profile import load_profile
-from replicast.library import model_error_of
-from replicast.reports import write_report
+from replicast.library.answers import PlanAnswer
+from replicast.library.functions import model_error_of
+from replicast.library.reports import write_report
 from replicast.sim.errors import InputError
 from replicast.sim.planning.compare import compare
 from replicast.traces.canonical_io import write_canonical

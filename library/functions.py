@@ -17,7 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from replicast.answers import (
+from replicast.calibration.profile import Profile, load_profile
+from replicast.library.answers import (
     Context,
     DevelopersAnswer,
     HardwareAnswer,
@@ -26,7 +27,6 @@ from replicast.answers import (
     Warned,
     WhatIfAnswer,
 )
-from replicast.calibration.profile import Profile, load_profile
 from replicast.sim.config import EngineArgs
 from replicast.sim.defaults import ResolvedConfig
 from replicast.sim.engine.step_time import StepTime
