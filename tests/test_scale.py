@@ -17,8 +17,10 @@ from replicast.sim.engine.step_time import StepTime
 from replicast.sim.errors import InputError
 from replicast.sim.fleet import events
 from replicast.sim.fleet.config import FleetConfig
+from replicast.sim.fleet.prefix_router import PrefixAware
 from replicast.sim.fleet.record_file import RecordFile, read_records
 from replicast.sim.fleet.records import FLUSH_ROWS, INTS, TIMES, Records
+from replicast.sim.fleet.routers import RoutedRequest
 from replicast.sim.fleet.run import RunResult, simulate
 from replicast.sim.planning.summary import summarise
 from replicast.sim.workload import Segment, Session, Turn
@@ -229,3 +231,33 @@ def test_the_real_sessions_are_kept_as_they_are(shared_dir: Path, tmp_path: Path
     trace = shared_dir / "traces/kv-cache-tester/sessions.canonical.jsonl.gz"
     loaded = load_trace([trace], cache=tmp_path)
     assert load_trace([trace], cache=tmp_path) == loaded
+
+
+class ScoresAll(PrefixAware):
+    """The router that looks at every replica."""
+
+    def _candidates(self, path: object, idlest: int) -> range:
+        return range(len(self._outstanding))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(1, 9),
+    st.integers(50, 400),
+    st.lists(st.tuples(st.integers(0, 12), st.integers(1, 40), st.booleans()), max_size=120),
+)
+def test_the_replicas_that_prefix_aware_leaves_out_would_not_have_won(
+    replicas: int, pool: int, steps: list[tuple[int, int, bool]]
+) -> None:
+    routers: list[PrefixAware] = [PrefixAware(replicas, pool), ScoresAll(replicas, pool)]
+    flying: list[tuple[RoutedRequest, int]] = []
+    for session, own, reply in steps:
+        prompt = (Segment(session % 3, 0, 20), Segment(session, 100, own), Segment(session, 500 + own, 5))
+        request = RoutedRequest(prompt, 25 + own, session, 0)
+        homes = [router.route(request) for router in routers]
+        assert homes[0] == homes[1]
+        flying.append((request, homes[0]))
+        if reply:
+            for router in routers:
+                router.replied(*flying[0])
+            del flying[0]

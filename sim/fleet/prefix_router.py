@@ -19,6 +19,7 @@ balance (200 sessions, 40 live, 4 replicas). Ties: lowest `L`, then lowest index
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable
 
 import numpy as np
 from replicast.sim.config import EngineConfig
@@ -35,6 +36,7 @@ from replicast.sim.fleet.routers import (
 from replicast.sim.workload import Content
 
 _RECENT_PER_REPLICA = 32
+_LEAST_UNIT = 1e-100
 
 
 class _Node:
@@ -63,26 +65,32 @@ class PrefixIndex:
         """Tokens remembered for each replica."""
         return tuple(self._tokens)
 
-    def match(self, prompt: Content) -> list[int]:
-        """Leading tokens of `prompt` that each replica was sent."""
-        matched = [0] * len(self._tokens)
-        following = list(range(len(matched)))
+    def path(self, prompt: Content) -> list[tuple[_Node, int]]:
+        """The nodes that `prompt` runs along, each with the length of its run."""
         node, attach = self._root, 0
+        found = []
         for stream, offset, length in prompt:
             child = node.children.get((attach, stream, offset))
             if child is None:
                 break
-            still = []
-            for replica in following:
-                sent = child.lengths.get(replica, 0)
-                matched[replica] += min(sent, length)
-                if sent >= length:
-                    still.append(replica)
-            if not still:
-                break
-            following = still
+            found.append((child, length))
             node, attach = child, length
-        return matched
+        return found
+
+    def matched(self, path: list[tuple[_Node, int]], replica: int) -> int:
+        """Leading tokens of the path's prompt that `replica` was sent."""
+        total = 0
+        for node, length in path:
+            sent = node.lengths.get(replica, 0)
+            if sent < length:
+                return total + sent
+            total += length
+        return total
+
+    def match(self, prompt: Content) -> list[int]:
+        """Leading tokens of `prompt` that each replica was sent."""
+        path = self.path(prompt)
+        return [self.matched(path, replica) for replica in range(len(self._tokens))]
 
     def insert(self, prompt: Content, replica: int) -> None:
         """Remember that `replica` was sent `prompt`."""
@@ -116,27 +124,54 @@ class PrefixIndex:
 
 
 class PrefixAware(Sessionless):
-    """See the module; `pool_tokens` is the KV pool of one replica in tokens."""
+    """See the module; `pool_tokens` is the KV pool of one replica in tokens.
+
+    Not every replica is scored. Below the first node of a prompt's path are those who were sent it or a
+    prompt that forked from it: few, and scored one by one. Nobody else matches more than the first node's
+    run; if the least loaded replica has all of that, it beats the others, and if not, all are scored. What is
+    left to do for each replica is to add up its load. Fading counts are kept as multiples of what a count of
+    now weighs, so that nothing is to be done to fade them.
+    """
 
     def __init__(self, replicas: int, pool_tokens: int) -> None:
         self._index = PrefixIndex(replicas, pool_tokens)
         self._outstanding = [0] * replicas
-        self._recent = [0.0] * replicas
+        self._recent = [0.0] * replicas  # in units of `_unit`, which shrink
+        self._unit = 1.0
         self._fade = 1 - 1 / (_RECENT_PER_REPLICA * replicas)
 
     def route(self, request: RoutedRequest) -> int:
-        """The replica with the best score, in time linear in replicas and segments."""
-        loads = [o + r for o, r in zip(self._outstanding, self._recent, strict=True)]
+        """The replica with the best score."""
+        unit = self._unit
+        loads = [o + r * unit for o, r in zip(self._outstanding, self._recent, strict=True)]
         lowest, scale = min(loads), sum(loads) / len(loads) + 1
-        tokens = max(request.num_prompt_tokens, 1)
-        matched = self._index.match(request.prompt)
-        scores = [m / tokens - (load - lowest) / scale for m, load in zip(matched, loads, strict=True)]
-        replica = max(range(len(loads)), key=lambda r: (scores[r], -loads[r], -r))
+        path = self._index.path(request.prompt)
+        replica, best = -1, (0.0, 0.0, 0)
+        for candidate in self._candidates(path, loads.index(lowest)):
+            load = loads[candidate]
+            match = self._index.matched(path, candidate) / request.num_prompt_tokens
+            score = (match - (load - lowest) / scale, -load, -candidate)
+            if replica < 0 or score > best:
+                replica, best = candidate, score
         self._index.insert(request.prompt, replica)
         self._outstanding[replica] += 1
-        self._recent = [self._fade * recent for recent in self._recent]
-        self._recent[replica] += 1
+        self._send_recent(replica)
         return replica
+
+    def _candidates(self, path: list[tuple[_Node, int]], idlest: int) -> Iterable[int]:
+        if not path:
+            return (idlest,)
+        first, length = path[0]
+        if first.lengths.get(idlest, 0) < length:
+            return range(len(self._outstanding))
+        return (idlest, *(path[1][0].lengths if len(path) > 1 else ()))
+
+    def _send_recent(self, replica: int) -> None:
+        self._unit *= self._fade
+        self._recent[replica] += 1 / self._unit
+        if self._unit < _LEAST_UNIT:
+            self._recent = [recent * self._unit for recent in self._recent]
+            self._unit = 1.0
 
     def replied(self, request: RoutedRequest, replica: int) -> None:
         """One outstanding request fewer."""
