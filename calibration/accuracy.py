@@ -182,7 +182,7 @@ def undump(path: Path) -> list[SweepResult]:
             tuple(Row(**row) for row in found["loo"]),
             tuple(Row(**row) for row in found["low"]),
             found["seconds"],
-            found["simulations"],
+            found.get("simulations", 0),
         )
         for slug, found in document.items()
     ]

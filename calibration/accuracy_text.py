@@ -8,6 +8,10 @@ Everything here is held out: the level, stage or run that is predicted had no pa
 means that concurrency, window, requests alive at a time (sessions times the agents that each runs) and the
 lengths of requests are known, as a plan knows them of its trace; rates, latencies, running, waiting and KV
 usage are outcomes. *Only the concurrency given* takes lengths from the fitted levels, too.
+
+A prediction holds a fixed share of the interpolation beside it, per metric (`SHARES` in
+`calibration/validate.py`); these shares, and the size of what stays unexplained, were chosen on the sweeps
+below.
 """
 
 OTHERS = """## Published errors of others
