@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 from replicast import __version__
-from replicast.commands.console import StatusLine
+from replicast.commands.console import StatusLine, Warned, warn
 from replicast.commands.model_facts import from_config, is_config, parameters_of_model
 from replicast.commands.options import LEVELS, PATH, read_sweep_of, sweep_options, today
 
@@ -67,6 +67,7 @@ def calibrate(**options: Any) -> None:
     if out:
         write_profile(found.profile, out)
     if options["as_json"]:
+        warn(Warned("calibrate", text) for text in found.warnings)
         document = found.to_document()
         head = {
             "schema": document.pop("schema"),

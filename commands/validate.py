@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 from replicast import __version__
-from replicast.commands.console import StatusLine
+from replicast.commands.console import StatusLine, Warned, warn
 from replicast.commands.options import LEVELS, read_sweep_of, sweep_options
 
 
@@ -37,8 +37,7 @@ def validate(**options: Any) -> None:
         found = validate(sweep, profile, levels=options["levels"], loo=options["loo"], progress=line.say)
     if options["as_json"]:
         document = found.to_document()
-        for text in found.warnings:
-            click.echo(f"Warning [validate]: {text}", err=True)
+        warn(Warned("validate", text) for text in found.warnings)
         head = {
             "schema": document.pop("schema"),
             "tool": {"name": "replicast", "version": __version__},
