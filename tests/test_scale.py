@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -261,3 +262,13 @@ def test_the_replicas_that_prefix_aware_leaves_out_would_not_have_won(
             for router in routers:
                 router.replied(*flying[0])
             del flying[0]
+
+
+@pytest.mark.parametrize(
+    "script", [["row.py", "short", "--limit", "200", "--profile"], ["streaming.py", "--requests", "400"]]
+)
+def test_benchmarks_run(script: list[str]) -> None:
+    folder = Path(__file__).resolve().parents[1] / "benchmarks"
+    done = subprocess.run([sys.executable, *script], cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
