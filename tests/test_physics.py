@@ -113,3 +113,10 @@ def test_gpus_in_use_follow_from_name_or_price(
     facts = server_facts(Sweep(source, "test", (), model="qwen3-coder-30b", given=given))
     assert facts.tensor_parallel_size == size
     assert any("tensor_parallel_size is not told" in note for note in facts.notes)
+
+
+def test_estimate_of_a_hybrid_model_names_its_groups() -> None:
+    engine = estimate(MODELS["qwen3.6-35b"], "H200", 1, date="2026-11-30").engine
+    assert (engine.kv_groups, engine.block_size) == ("full, 3 x mamba", 1056)
+    assert engine.kv_cache_tokens is None
+    assert engine.num_gpu_blocks == pytest.approx(2745, rel=0.01)  # 55.3 GiB in blocks of 21.6 MB

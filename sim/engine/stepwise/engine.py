@@ -39,14 +39,13 @@ class StepInFlight(NamedTuple):
 
 def load_of(output: SchedulerOutput) -> StepLoad:
     """What the GPU computes in a step."""
-    return StepLoad(
-        num_tokens=output.total_num_scheduled_tokens,
-        num_seqs=len(output.rows),
-        kv_tokens=sum(row.num_computed_tokens + row.num_scheduled_tokens for row in output.rows),
-        attention_pairs=sum(
-            row_pairs(row.num_computed_tokens, row.num_scheduled_tokens) for row in output.rows
-        ),
-    )
+    tokens = kv_tokens = pairs = 0
+    for row in output.rows:
+        n, c = row.num_scheduled_tokens, row.num_computed_tokens
+        tokens += n
+        kv_tokens += c + n
+        pairs += row_pairs(c, n)
+    return StepLoad(tokens, len(output.rows), kv_tokens, pairs)
 
 
 class StepwiseEngine:

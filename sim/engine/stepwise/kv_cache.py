@@ -14,6 +14,7 @@ is needed is the sum, a hit is what all agree on. A plain model is the case of o
 
 from __future__ import annotations
 
+from math import gcd
 from typing import Self
 
 from replicast.sim.config import EngineConfig
@@ -66,6 +67,7 @@ class KVCacheManager:
         self._num_usable_blocks = num_gpu_blocks - 1
         self._watermark_blocks = int(watermark * num_gpu_blocks)
         self._block_sizes = sorted({group.block_size for group in kv_groups})
+        self._finest = gcd(*self._block_sizes)
         self._windows = sorted(
             {(group.block_size, group.sliding_window) for group in kv_groups if group.sliding_window}
         )

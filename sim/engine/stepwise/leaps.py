@@ -45,7 +45,7 @@ def may_leap(config: EngineConfig) -> bool:
 
 
 class QuietCache(KVCacheManager):
-    """The same blocks; an allocation that changes none of them is over at once."""
+    """The same blocks; what changes none of them is over at once."""
 
     def allocate_slots(
         self, held: RequestBlocks, num_computed: int, num_new: int, num_tokens: int, num_in_flight: int = 0
@@ -54,12 +54,19 @@ class QuietCache(KVCacheManager):
             held.num_single = 0
         elif held.num_single >= SETTLED and self.num_quiet_steps(num_computed):
             return True
-        else:
+        done = super().allocate_slots(held, num_computed, num_new, num_tokens, num_in_flight)
+        if done and num_new == 1:
             held.num_single += 1
-        return super().allocate_slots(held, num_computed, num_new, num_tokens, num_in_flight)
+        return done
+
+    def publish(self, held: RequestBlocks, num_tokens: int) -> None:
+        if num_tokens < held.next_publish:
+            return
+        super().publish(held, num_tokens)
+        held.next_publish = (num_tokens // self._finest + 1) * self._finest
 
     def free(self, held: RequestBlocks) -> None:
-        held.num_single = 0
+        held.num_single = held.next_publish = 0
         super().free(held)
 
     def num_quiet_steps(self, computed: int) -> int:
@@ -170,6 +177,8 @@ class HybridEngine(StepwiseEngine):
     def _steps_alike(self, request: Request) -> int:
         """Steps that leave all blocks of `request` as they are and do not end it."""
         state = state_of(request)
+        if state.blocks.num_single < SETTLED:
+            return 0  # windows are freed as chunks in flight are computed
         outputs = min(
             request.max_tokens, state.max_tokens, self.config.max_model_len - request.num_prompt_tokens
         )

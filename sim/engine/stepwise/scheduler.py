@@ -248,7 +248,7 @@ class Scheduler:
         return (num_new, num_drafts) if num_new else None
 
     def _aligned(self, request: Request, start: int, num_new: int, *, admission: bool) -> int:
-        if not self._aligns_chunks:
+        if not self._aligns_chunks or not (admission or state_of(request).is_prefill_chunk):
             return num_new
         return aligned_chunk(
             self.config,

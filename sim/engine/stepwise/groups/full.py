@@ -61,7 +61,14 @@ class RequestBlocks:
     all groups have it cached; 0 if nowhere.
     """
 
-    __slots__ = ("groups", "hashes", "num_prompt_tokens", "num_single", "shared_prefix_boundary")
+    __slots__ = (
+        "groups",
+        "hashes",
+        "next_publish",
+        "num_prompt_tokens",
+        "num_single",
+        "shared_prefix_boundary",
+    )
 
     def __init__(self, hashes: BlockHashes, num_prompt_tokens: int = 0, num_groups: int = 1) -> None:
         self.hashes = hashes
@@ -69,6 +76,7 @@ class RequestBlocks:
         self.groups = [GroupBlocks() for _ in range(num_groups)]
         self.shared_prefix_boundary = 0
         self.num_single = 0  # allocations of one token in a row
+        self.next_publish = 0  # fewer tokens fill no further block
 
     @property
     def block_ids(self) -> list[int]:
