@@ -42,6 +42,9 @@ LIMITS = """## What is out of reach, and why
 - **gemma-4-31b on L40S** is predicted badly (time per token about a third off): its sliding-window layers
   are taken as one group of full attention, and its requests wait longer and prefill faster than the model has
   it.
+- **From one GPU to another.** Physics alone scales a fit no better than its priors: 20 to 115 % in output
+  rate. From one arm of a server to another (other seats) the fit carries over: about 10 %. The ceiling of
+  running requests there, 87, is predicted 14 % too high: pages of the hybrid model waste some of the pool.
 - **KV peak above .95.** Sessions evict each other, and who loses what depends on the order of arrival.
   Eviction is simulated, and errors are about one and a half times those of free levels.
 """
