@@ -64,8 +64,8 @@ def arm_section() -> list[str]:
     return [
         "## From one server to another",
         "",
-        "Load given; medians over levels of absolute errors in percent, signed median in brackets. Another GPU: "
-        "coefficients scaled by physics, no corrections.",
+        "Load given; medians over levels of absolute errors in percent, signed median in brackets. "
+        "Another GPU: coefficients scaled by physics, no corrections.",
         "",
         *arm_lines(arm_results()),
         "",
