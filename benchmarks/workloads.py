@@ -21,6 +21,9 @@ STEP_TIME = StepTime.from_seconds(
 def chats(number: int, turns: int = 4, prompts: int = 1, outputs: int = 1) -> Iterator[Session]:
     """Sessions that share a system prompt and grow by their replies; made when asked for.
 
+    Delays differ, 0.5 to 3.5 s: with equal ones the sessions of a lone replica fall into step, so that it has
+    fewer steps a request than one of many.
+
     `prompts` and `outputs` make these so many times as long, at equal numbers of segments.
     """
     system, fresh, reply = 480 * prompts, 320 * prompts, 40 * outputs
@@ -34,7 +37,7 @@ def chats(number: int, turns: int = 4, prompts: int = 1, outputs: int = 1) -> It
                     turn_id=f"{t}",
                     agent="main",
                     depends_on=(t - 1,) if t else (),
-                    delay_s=2.0,
+                    delay_s=0.5 + (s * 7919 + t * 2903) % 3001 / 1000,
                     prompt=(Segment(0, 0, system), Segment(own, 0, length)),
                     output=(Segment(own, length, reply),),
                     num_prompt_tokens=system + length,
