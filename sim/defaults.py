@@ -215,7 +215,7 @@ def resolve(flags: EngineArgs, profile: EngineArgs | None = None) -> ResolvedCon
     if groups is None and hybrid:
         warnings.append("kv_groups is unset: the hybrid model is taken for one of full attention")
     if groups is not None:
-        warnings.append("kv_groups: hybrid models run on an engine that is about ten times as slow")
+        warnings.append("kv_groups: hybrid models run on an engine that is about twenty times as slow")
     retention: str | None = layers.take(
         "prefix_cache_retention_interval", None, "all" if rules == "0.25.1" else "prompt ends and junctions"
     )
