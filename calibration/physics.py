@@ -57,7 +57,7 @@ def priors(model: Model, gpu: Gpu, tensor_parallel_size: int) -> dict[str, Prior
     bandwidth = gpu.bytes_per_s * tp
     kv_bandwidth = gpu.bytes_per_s * model.attention.ranks(tp)
     one, more = _expert_bytes(model)
-    least = min(one, 2 * model.active * model.weight_bytes / model.parameters)
+    least = min(one, model.active * model.weight_bytes / model.parameters)
     pcie = gpu.name in PCIE
     exchange = (EXCHANGE_PCIE_S if pcie else EXCHANGE_S) * 2 * model.layers if tp > 1 else 0.0
     flops, attention_flops = gpu.flops(model.precision) * tp, gpu.bf16_flops * tp
