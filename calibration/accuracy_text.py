@@ -37,8 +37,8 @@ LIMITS = """## What is out of reach, and why
   is inferred from its neighbours. Between levels of one sweep it differs by a factor of two (minicpm5-2b:
   7.4 s of prefill a request at one session, 2.9 s at two). With counted tokens (the collector's database,
   Prometheus) this part is given.
-- **The figures themselves.** Two runs of this page with slightly other priors moved these medians by one or two
-  points (TPOT 7.5 and 8.9, prompt rate 8.0 and 8.2 %): 110 levels do not resolve more.
+- **The figures themselves.** Two runs of this page with slightly other priors moved these medians by one
+  or two points (TPOT 7.5 and 8.9, prompt rate 8.0 and 8.2 %): 110 levels do not resolve more.
 - **Few requests.** Levels with 3 to 25 requests (qwen3.8-27b on one L40S, gemma-4-31b on four) are mostly
   chance; they are in the tables all the same.
 - **gemma-4-31b on L40S** is predicted badly (time per token about a third off): its sliding-window layers
