@@ -23,7 +23,8 @@ OTHERS = """## Published errors of others
 | trained and hand-made estimators, sim-to-real comparison (median over experiments) | 12 to 14 % | | |
 | uncalibrated analytic estimators, same comparison | 280 to 650 % | | |
 
-The runs that replicast predicts above are half of those 38; the other half was not available to it.
+The 13 runs that replicast predicts above are of the same collection (38 runs and 13 more), of which half
+is kept aside.
 None of the others predicts agentic sweeps, whose prompts are a hundred times longer.
 """
 
