@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 from replicast.commands.console import StatusLine
+from replicast.commands.day_options import day_options, operations_of
 from replicast.commands.hardware_kinds import NAMES, checked, kinds_of
 from replicast.commands.options import COUNTS
 from replicast.commands.planning_options import asked, journal, kept, planning_options, subject, tell
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="With --out: also where the prefix cache stops to hold all sessions (some twenty more runs).",
 )
+@day_options
 @planning_options
 @click.pass_context
 def plan(ctx: click.Context, /, **options: Any) -> None:
@@ -59,6 +61,9 @@ def plan(ctx: click.Context, /, **options: Any) -> None:
     for name in ("counts", "max_replicas", "horizon", "task_tokens"):
         if most and options[name] is not None:
             raise click.UsageError(f"--{name.replace('_', '-')} has no part in --max-developers.")
+    operations = operations_of(options)
+    if most and operations:
+        raise click.UsageError("--day and --fail have no part in --max-developers.")
     kinds = kinds_of(options)
     if most and len(kinds) > 1:
         raise click.UsageError("--max-developers takes one --profile.")
@@ -77,6 +82,7 @@ def _answer(options: dict[str, Any], question: dict[str, Any], kinds: list[dict[
     if options["max_developers"]:
         known = {k: v for k, v in question.items() if k not in ("max_replicas", "horizon_s", "task")}
         return library.max_developers(replicas=options["replicas"], **known)
+    question |= operations_of(options)
     question |= {
         "developers": options["developers"],
         "counts": options["counts"],

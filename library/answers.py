@@ -11,6 +11,8 @@ from replicast.calibration.profile import Profile
 from replicast.sim.defaults import ResolvedConfig
 from replicast.sim.fleet.result import RunResult
 from replicast.sim.planning.cost import Task, mean_session
+from replicast.sim.planning.day import DayComparison
+from replicast.sim.planning.failure import Failure
 from replicast.sim.planning.hardware import BreakEven, Choice
 from replicast.sim.planning.plan import MostDevelopers, Plan
 from replicast.sim.planning.quantiles import Estimate
@@ -152,6 +154,9 @@ class PlanAnswer:
     sensitivity: tuple[SensitivityRow, ...]
     context: Context
     money: Money
+    day: DayComparison | None = None
+    failure: Failure | None = None
+    notes: tuple[Warned, ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -166,24 +171,40 @@ class PlanAnswer:
     @property
     def warnings(self) -> tuple[Warned, ...]:
         """(code, sentence) of all that must be known."""
-        return (*self.context.warnings, *self.plan.warnings)
+        return (*self.context.warnings, *self.plan.warnings, *self.notes)
 
     def text(self, *, quiet: bool = False) -> str:
         """As printed."""
+        from replicast.sim.report.day import headlines, operations_text
         from replicast.sim.report.plan import plan_text
 
-        return plan_text(self.plan, self.context.lines(), self.sensitivity, quiet=quiet)
+        text = plan_text(
+            self.plan,
+            self.context.lines(),
+            self.sensitivity,
+            quiet=quiet,
+            headlines=headlines(self.day, self.failure),
+        )
+        more = operations_text(self.day, self.failure, quiet=quiet)
+        return f"{text}\n{more}" if more else text
 
     def document(self, timing: Mapping[str, float] | None = None) -> str:
         """As `--json` writes it."""
+        from replicast.sim.report.day import day_object, failure_object
         from replicast.sim.report.plan import PLAN_SCHEMA, plan_object
 
+        more: dict[str, object] = {}
+        if self.day is not None:
+            more["day"] = day_object(self.day)
+        if self.failure is not None:
+            more["failure"] = failure_object(self.failure)
         return dumps(
             {
                 **self.context.head(PLAN_SCHEMA),
                 "config": self.context.config(self.money),
                 "seed": self.context.seed,
                 **plan_object(self.plan, self.sensitivity),
+                **more,
                 "warnings": _warned(self.warnings),
                 "timing": dict(timing or {}),
             }

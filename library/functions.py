@@ -27,6 +27,7 @@ from replicast.library.answers import (
     Warned,
     WhatIfAnswer,
 )
+from replicast.library.operations import day_shares, with_day, with_failure
 from replicast.sim.config import EngineArgs
 from replicast.sim.defaults import ResolvedConfig
 from replicast.sim.engine.step_time import StepTime
@@ -35,6 +36,7 @@ from replicast.sim.fleet.config import SESSIONS_PER_REPLICA, FleetConfig
 from replicast.sim.fleet.run import simulate as run_fleet
 from replicast.sim.planning.changes import parse_variant, parse_vary
 from replicast.sim.planning.cost import Task, mean_session
+from replicast.sim.planning.day import DEFAULT_DAYS, ScalingRule
 from replicast.sim.planning.hardware import break_even, capacity, choices
 from replicast.sim.planning.parallel import Progress, Runner, Scale
 from replicast.sim.planning.plan import DEFAULT_REPLICATIONS, make_plan, most_developers
@@ -170,6 +172,9 @@ def plan(
     replications: int = DEFAULT_REPLICATIONS,
     early: bool = True,
     with_sensitivity: bool = True,
+    whole_day: ScalingRule | None = None,
+    days: int = DEFAULT_DAYS,
+    replaced_after_s: float | None = None,
     warmup_s: float | None = None,
     horizon_s: float | None = None,
     model: str | None = None,
@@ -180,7 +185,9 @@ def plan(
 ) -> PlanAnswer:
     """The smallest number of replicas that meets every SLO in the busiest hour.
 
-    `people` are further fields of `Developers`. Without `price` the profile's is taken, if it has one.
+    `people` are further fields of `Developers`. Without `price` the profile's is taken, if it has one. With
+    `whole_day` also 24 hours of the planned fleet beside one that scales by this rule, `days` times; with
+    `replaced_after_s` also the loss of one replica, whose replacement comes so much later.
     """
     given, source = population(developers, active, day, people)
     rests = context(
@@ -199,7 +206,12 @@ def plan(
             asked = assumptions(rests.resolved.config, given.active_share, subagents=agents)
             rows = sensitivity(runner, found.replicas, asked)
         found = replace(found, replications_run=runner.num_run)
-    return PlanAnswer(found, tuple(rows), rests, money)
+    planned = PlanAnswer(found, tuple(rows), rests, money)
+    if whole_day is not None:
+        planned = with_day(planned, whole_day, day_shares(active, day), days, progress)
+    if replaced_after_s is not None:
+        planned = with_failure(planned, 0.0 if spare else replaced_after_s, progress)
+    return planned
 
 
 def choose_hardware(

@@ -17,6 +17,8 @@ from replicast.sim.report.files import write_text
 from replicast.sim.report.plan_page import (
     hardware_page,
     hardware_pictures,
+    operations_pictures,
+    operations_sections,
     plan_page,
     plan_pictures,
     whatif_page,
@@ -62,7 +64,11 @@ def write_report(
                 points = cache_cliff(runner, replicas)
         run = one_hour(context, replicas) if isinstance(answer, PlanAnswer) else None
         pictures = plan_pictures(plan, points, run)
-        html = plan_page(plan, lines, rows, warnings, repeat, pictures)
+        sections = []
+        if isinstance(answer, PlanAnswer):
+            pictures |= operations_pictures(answer.day, answer.failure)
+            sections = operations_sections(answer.day, answer.failure)
+        html = plan_page(plan, lines, rows, warnings, repeat, pictures, sections)
         name = "plan"
     written = write_pictures(pictures, folder)
     write_text(folder / f"{name}.txt", answer.text())

@@ -22,9 +22,9 @@ from functools import cached_property
 
 import numpy as np
 from replicast.sim.errors import InputError
-from replicast.sim.fleet.clients import Follower
+from replicast.sim.fleet.clients import Follower, Shift
 from replicast.sim.planning.changes import Change
-from replicast.sim.planning.load import Workload
+from replicast.sim.planning.load import DayWorkload, Workload
 from replicast.sim.workload import Seconds, Session
 from replicast.traces.prefixes import (
     rename_session,
@@ -35,8 +35,10 @@ from replicast.traces.prefixes import (
 )
 from replicast.traces.reshape import cut_session, end_before, keep_agents, nominal_times, reshape_gaps
 
-_CHAINS, _SUBAGENTS = 11, 12  # random streams
+_CHAINS, _SUBAGENTS, _DAYS = 11, 12, 13  # random streams
 _MOST_FOLLOWERS = 10_000
+_COMING_S = 900.0
+_Chain = tuple[Session, list[tuple[Session, Seconds]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,33 +197,50 @@ class DeveloperLoad:
 
     def draw(self, replication: int) -> Workload:
         """Sessions of one replication; developer i always has the same."""
-        times, lengths, weights, gaps = self._times
         copies: Counter[int] = Counter()
-        heads: list[Session] = []
-        tails: list[list[tuple[Session, float]]] = []
+        chains = []
         for slot in range(self.live_sessions):
             key = np.random.SeedSequence(self._seed, spawn_key=(_CHAINS, replication, slot))
+            chains.append(self._chain(np.random.default_rng(key), self._horizon_s, copies))
+        sessions, followers = _laid_out(chains)
+        return Workload(sessions, self.live_sessions, followers)
+
+    def draw_day(self, replication: int, day: Sequence[float]) -> DayWorkload:
+        """Sessions of a whole day: developers come and leave so that each hour has its active share.
+
+        Somebody whom an hour has more than the one before comes within its first quarter, and whom it has
+        fewer leaves within it: the developers with the highest numbers, so the same come again. Each time
+        is entered in the midst of a session. Whoever is there at midnight comes in the first quarter.
+        """
+        people, copies = self.people, Counter[int]()
+        live = [round(people.developers * share * people.sessions_each) for share in day]
+        if not any(live):
+            live[day.index(max(day))] = 1  # as a plan of the busiest hour has at least one
+        chains, shifts = [], []
+        for first, slot, last in _spans(live):
+            key = np.random.SeedSequence(self._seed, spawn_key=(_DAYS, replication, slot, first))
             rng = np.random.default_rng(key)
-            index = int(np.searchsorted(weights, rng.random(), side="right"))
-            at_s = rng.random() * lengths[index]
-            heads.append(cut_session(self._copy(index, copies), times[index], at_s))
-            left_s = self._horizon_s - (lengths[index] - at_s)
-            tail: list[tuple[Session, float]] = []
-            while left_s > 0 and len(tail) < _MOST_FOLLOWERS:
-                index = int(rng.integers(len(self.sessions)))
-                gap_s = float(gaps[rng.integers(len(gaps))])
-                tail.append((self._copy(index, copies), gap_s))
-                left_s -= gap_s + lengths[index]
-            tails.append(tail)
-        sessions = list(heads)
-        followers: dict[int, Follower] = {}
-        for slot, tail in enumerate(tails):
-            before = slot
-            for session, gap_s in tail:
-                followers[before] = Follower(len(sessions), gap_s)
-                before = len(sessions)
-                sessions.append(session)
-        return Workload(tuple(sessions), self.live_sessions, followers)
+            start_s = 3600.0 * first + rng.random() * _COMING_S
+            end_s = 3600.0 * last + (rng.random() * _COMING_S if last < len(live) else 0.0)
+            chains.append(self._chain(rng, end_s - start_s, copies))
+            shifts.append(Shift(start_s, end_s))
+        sessions, followers = _laid_out(chains)
+        return DayWorkload(sessions, followers, tuple(shifts), tuple(live))
+
+    def _chain(self, rng: np.random.Generator, length_s: Seconds, copies: Counter[int]) -> _Chain:
+        """One developer's sessions for `length_s`, entered in the midst of the first."""
+        times, lengths, weights, gaps = self._times
+        index = int(np.searchsorted(weights, rng.random(), side="right"))
+        at_s = rng.random() * lengths[index]
+        head = cut_session(self._copy(index, copies), times[index], at_s)
+        left_s = length_s - (lengths[index] - at_s)
+        tail: list[tuple[Session, float]] = []
+        while left_s > 0 and len(tail) < _MOST_FOLLOWERS:
+            index = int(rng.integers(len(self.sessions)))
+            gap_s = float(gaps[rng.integers(len(gaps))])
+            tail.append((self._copy(index, copies), gap_s))
+            left_s -= gap_s + lengths[index]
+        return head, tail
 
     @cached_property
     def _times(self) -> tuple[list[list[Seconds]], list[Seconds], np.ndarray, list[Seconds]]:
@@ -298,3 +317,29 @@ def _at_rate(sessions: Sequence[Session], people: Developers, token_s: Seconds) 
         middle = (low + high) / 2
         low, high = (middle, high) if total_s(middle) < wanted_s else (low, middle)
     return [reshape_gaps(session, high, high, None) for session in sessions]
+
+
+def _laid_out(chains: Sequence[_Chain]) -> tuple[tuple[Session, ...], dict[int, Follower]]:
+    """First sessions first, and who follows whom."""
+    sessions = [head for head, _ in chains]
+    followers: dict[int, Follower] = {}
+    for slot, (_, tail) in enumerate(chains):
+        before = slot
+        for session, gap_s in tail:
+            followers[before] = Follower(len(sessions), gap_s)
+            before = len(sessions)
+            sessions.append(session)
+    return tuple(sessions), followers
+
+
+def _spans(live: Sequence[int]) -> list[tuple[int, int, int]]:
+    """(first hour, slot, hour after the last) of each time that somebody is at work, in order of coming."""
+    spans = []
+    for slot in range(max(live)):
+        hours = [hour for hour, number in enumerate(live) if number > slot]
+        first = hours[0]
+        for hour, following in zip(hours, [*hours[1:], -1], strict=True):
+            if following != hour + 1:
+                spans.append((first, slot, hour + 1))
+                first = following
+    return sorted(spans)

@@ -8,7 +8,7 @@ Only live sessions are held.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -30,6 +30,13 @@ class Follower(NamedTuple):
     gap_s: Seconds
 
 
+class Shift(NamedTuple):
+    """When a developer comes and leaves: the first session starts, and nothing more is sent."""
+
+    start_s: Seconds
+    end_s: Seconds
+
+
 @dataclass(slots=True)
 class _Live:
     """A session under way.
@@ -44,6 +51,7 @@ class _Live:
     dependents: dict[int, list[int]]
     pending: int = 0  # turns due or in flight
     truncated: bool = False
+    end: Tick | None = None  # the developer leaves
 
 
 class Clients:
@@ -51,7 +59,8 @@ class Clients:
 
     `on_session_end(session_index, replaced)` is called when a session has finished; `replaced` says whether
     another one has taken its place. With `followers` (closed loop) each developer has sessions of its own:
-    the first `fleet.sessions` ones begin, any other after the one that it follows.
+    the first `fleet.sessions` ones begin, any other after the one that it follows. With `shifts`, one for
+    each of those first ones, they begin when their developers come; who leaves sends nothing more.
     """
 
     def __init__(
@@ -63,6 +72,7 @@ class Clients:
         send: Send,
         on_session_end: Callable[[int, bool], None],
         followers: Mapping[int, Follower] | None = None,
+        shifts: Sequence[Shift] | None = None,
     ) -> None:
         self._clock = clock
         self._source = source
@@ -71,6 +81,7 @@ class Clients:
         self._send = send
         self._on_session_end = on_session_end
         self._followers = followers
+        self._shifts = shifts
         self._live: dict[int, _Live] = {}
         self._by_arrival: Iterator[tuple[int, Session, Arrivals]] = iter(())
         self._coming: tuple[int, Session, Arrivals] | None = None  # the next recorded session
@@ -102,6 +113,13 @@ class Clients:
         live, stagger_s = self._fleet.sessions, self._fleet.stagger_s
         assert live is not None
         assert stagger_s is not None
+        if self._shifts is not None:
+            for shift in self._shifts:
+                taken = self._take()
+                assert taken is not None, "each shift has a session"
+                self._start_at(ticks(shift.start_s), *taken, ticks(shift.end_s))
+            self._no_more = True
+            return
         first = [taken for _ in range(live) if (taken := self._take()) is not None]
         starts = np.sort(self._rng.uniform(0.0, stagger_s, size=len(first)))
         for start_s, (place, session) in zip(starts - starts[:1], first, strict=True):
@@ -115,17 +133,20 @@ class Clients:
             self._no_more = True
         return taken
 
-    def _start_at(self, tick: Tick, place: int, session: Session) -> None:
+    def _start_at(self, tick: Tick, place: int, session: Session, end: Tick | None = None) -> None:
+        if end is not None and tick >= end:
+            return
         self._num_coming += 1
-        self._clock.call_at(tick, ARRIVAL, partial(self._start_coming, place, session))
+        self._clock.call_at(tick, ARRIVAL, partial(self._start_coming, place, session, end))
 
-    def _start_coming(self, place: int, session: Session) -> None:
+    def _start_coming(self, place: int, session: Session, end: Tick | None) -> None:
         self._num_coming -= 1
         if not self.stopped:
-            self._start_session(place, session)
+            self._start_session(place, session, end)
 
-    def _start_session(self, place: int, session: Session) -> None:
+    def _start_session(self, place: int, session: Session, end: Tick | None = None) -> None:
         live = self._open_session(place, session)
+        live.end = end
         roots = [t for t, turn in enumerate(live.turns) if not turn.depends_on]
         live.pending = max(len(roots), 1)
         now = self._clock.tick
@@ -183,7 +204,7 @@ class Clients:
     def _due(self, live: _Live, t: int) -> None:
         if self.stopped:
             return
-        if live.truncated:
+        if live.truncated or (live.end is not None and self._clock.tick >= live.end):
             self._ended(live)
         else:
             self._send(live.index, t, live.turns[t])
@@ -214,18 +235,22 @@ class Clients:
             self._finish_session(live.index)
 
     def _finish_session(self, index: int) -> None:
-        del self._live[index]
+        end = self._live.pop(index).end
         self.num_finished += 1
         if self._followers is not None:
-            self._follow(index, self._followers.get(index))
+            self._follow(index, self._followers.get(index), end)
             return
         following = None if self.stopped or self._fleet.loop != "closed" else self._take()
         self._on_session_end(index, following is not None)
         if following is not None:
             self._start_session(*following)
 
-    def _follow(self, index: int, follower: Follower | None) -> None:
+    def turn(self, index: int, turn_index: int) -> Turn:
+        """A turn of a live session."""
+        return self._live[index].turns[turn_index]
+
+    def _follow(self, index: int, follower: Follower | None, end: Tick | None) -> None:
         self._on_session_end(index, follower is not None)
         if follower is not None and not self.stopped:
             tick = self._clock.tick + ticks(follower.gap_s)
-            self._start_at(tick, *self._source.at(follower.session_index))
+            self._start_at(tick, *self._source.at(follower.session_index), end)

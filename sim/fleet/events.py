@@ -6,6 +6,7 @@ SimPy time is whole ticks. At one tick, in this order:
     REPLY     replies reach clients, which decide what they send next
     ARRIVAL   requests arrive at the fleet and are handed to engines
     BEGIN     engines take in what arrived and start their next steps
+    CONTROL   replicas come and go
 
 so a step that begins at a tick sees every seat, reply and arrival of that tick, as in vLLM's loop.
 Within one kind, first scheduled goes first.
@@ -32,6 +33,7 @@ COMPLETE = EventPriority(0)
 REPLY = EventPriority(1)
 ARRIVAL = EventPriority(2)
 BEGIN = EventPriority(3)
+CONTROL = EventPriority(4)
 
 Callback = Callable[[], None]
 

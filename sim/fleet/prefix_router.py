@@ -60,6 +60,17 @@ class PrefixIndex:
         self._recency: list[OrderedDict[_Node, None]] = [OrderedDict() for _ in range(replicas)]
         self._tokens = [0] * replicas
 
+    def joined(self) -> None:
+        """One more replica, which was sent nothing."""
+        self._recency.append(OrderedDict())
+        self._tokens.append(0)
+
+    def left(self, replica: int) -> None:
+        """Forget all that `replica` was sent."""
+        recency = self._recency[replica]
+        while recency:
+            self._forget(recency.popitem(last=False)[0], replica)
+
     @property
     def tokens(self) -> tuple[int, ...]:
         """Tokens remembered for each replica."""
@@ -138,16 +149,26 @@ class PrefixAware(Sessionless):
         self._outstanding = [0] * replicas
         self._recent = [0.0] * replicas  # in units of `_unit`, which shrink
         self._unit = 1.0
-        self._fade = 1 - 1 / (_RECENT_PER_REPLICA * replicas)
+        self._present = list(range(replicas))
+        self._set_fade()
+
+    def _set_fade(self) -> None:
+        self._fade = 1 - 1 / (_RECENT_PER_REPLICA * max(len(self._present), 1))
 
     def route(self, request: RoutedRequest) -> int:
         """The replica with the best score."""
         unit = self._unit
         loads = [o + r * unit for o, r in zip(self._outstanding, self._recent, strict=True)]
-        lowest, scale = min(loads), sum(loads) / len(loads) + 1
+        present = self._present
+        if len(present) == len(loads):
+            lowest, scale = min(loads), sum(loads) / len(loads) + 1
+            idlest = loads.index(lowest)
+        else:
+            lowest, idlest = min((loads[i], i) for i in present)
+            scale = sum(loads[i] for i in present) / len(present) + 1
         path = self._index.path(request.prompt)
         replica, best = -1, (0.0, 0.0, 0)
-        for candidate in self._candidates(path, loads.index(lowest)):
+        for candidate in self._candidates(path, idlest):
             load = loads[candidate]
             match = self._index.matched(path, candidate) / request.num_prompt_tokens
             score = (match - (load - lowest) / scale, -load, -candidate)
@@ -163,7 +184,7 @@ class PrefixAware(Sessionless):
             return (idlest,)
         first, length = path[0]
         if first.lengths.get(idlest, 0) < length:
-            return range(len(self._outstanding))
+            return self._present
         return (idlest, *(path[1][0].lengths if len(path) > 1 else ()))
 
     def _send_recent(self, replica: int) -> None:
@@ -176,6 +197,22 @@ class PrefixAware(Sessionless):
     def replied(self, request: RoutedRequest, replica: int) -> None:
         """One outstanding request fewer."""
         self._outstanding[replica] -= 1
+
+    def joined(self) -> None:
+        """As recently used as the mean of the others: it is not to take all that comes."""
+        present = self._present
+        mean = sum(self._recent[i] for i in present) / len(present) if present else 0.0
+        present.append(len(self._outstanding))
+        self._outstanding.append(0)
+        self._recent.append(mean)
+        self._index.joined()
+        self._set_fade()
+
+    def left(self, replica: int) -> None:
+        """Not scored any more, and what it was sent is forgotten."""
+        self._present.remove(replica)
+        self._index.left(replica)
+        self._set_fade()
 
 
 def make_router(fleet: FleetConfig, config: EngineConfig, rng: np.random.Generator) -> Router:

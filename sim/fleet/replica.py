@@ -32,10 +32,13 @@ class Replica:
         self._on_finished = on_finished
         self._armed: Tick | None = None
         self._begins = False
+        self.lost = False
         self._wake = self._complete  # bound once, not at each event
 
     def submit(self, request: Request) -> None:
         """Hand `request` to the engine now: the last thing that an ARRIVAL does."""
+        if self.lost:
+            return
         now = self._clock.tick
         engine = self.engine
         engine.submit(request, now)
@@ -51,7 +54,7 @@ class Replica:
     def _complete(self) -> None:
         now = self._clock.tick
         engine = self.engine
-        if engine.next_tick != now:
+        if engine.next_tick != now or self.lost:
             return
         self._armed = None
         finished = engine.complete(now)
@@ -71,7 +74,13 @@ class Replica:
 
     def _begin_last(self) -> None:
         self._begins = False
-        self._begin(self._clock.tick)
+        if not self.lost:
+            self._begin(self._clock.tick)
+
+    def lose(self) -> None:
+        """The replica is gone now, with all that it holds."""
+        self.lost = True
+        self.timeline.end(self._clock.tick)
 
     def _begin(self, now: Tick) -> None:
         engine = self.engine

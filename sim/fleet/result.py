@@ -8,6 +8,7 @@ from typing import NamedTuple
 from replicast.sim.config import EngineConfig
 from replicast.sim.engine import EngineStats
 from replicast.sim.fleet.config import FleetConfig
+from replicast.sim.fleet.operations import Lifetime
 from replicast.sim.fleet.records import Records
 from replicast.sim.fleet.timeline import BLOCKERS, Blocker, SeriesPoint
 
@@ -34,8 +35,8 @@ class RunWarning(NamedTuple):
 class Counts:
     """What was asked and what came of it, over the whole run.
 
-    Always submitted = finished + rejected + unfinished. `turns` is all the trace holds; those never sent
-    (horizon, truncated sessions) are `turns - submitted`.
+    Always submitted = finished + rejected + unfinished + aborted. `turns` is all the trace holds; those
+    never sent (horizon, truncated sessions) are `turns - submitted + aborted`.
     """
 
     submitted: int
@@ -50,6 +51,7 @@ class Counts:
     capped_delays: int  # human part cut to `think_cap_s`
     clipped_outputs: int  # `max_tokens` cut to what `max_model_len` leaves
     raised_outputs: int  # recorded output of 0 tokens raised to 1
+    aborted: int = 0  # on a replica that was lost; sent again as new requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,7 @@ class RunResult:
     suggested_warmup_s: float | None  # by MSER-5; None from fewer than 100 finished requests
     duration_s: float
     warnings: tuple[RunWarning, ...]
+    lifetimes: tuple[Lifetime, ...] = ()  # of replicas that come and go
 
 
 def binding(result: RunResult) -> Binding:

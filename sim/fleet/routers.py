@@ -1,12 +1,16 @@
 """Which replica gets a request: five rules.
 
+Replicas may come and go (`joined`, `left`): a new one gets the next number, and one that has left gets no
+requests but may still answer those it has. A router is asked only while somebody is there.
+
 A router sees a `RoutedRequest`, which holds no output, so no rule can use what is not known yet. It
 knows the load as a proxy does: by counting what it sent and what came back.
 
   round-robin       in turn
   random            uniformly
   least-loaded      fewest outstanding requests, then outstanding prompt tokens, then requests sent so far
-  session-affinity  a session stays where its first request went, which was the least loaded replica
+  session-affinity  a session stays where its first request went, which was the least loaded replica;
+                    it moves only if that replica leaves
   prefix-aware      `prefix_router.py`
 """
 
@@ -42,6 +46,12 @@ class Router(Protocol):
     def session_ended(self, session_key: int) -> None:
         """No more of this session will come."""
 
+    def joined(self) -> None:
+        """One more replica takes requests; its number is the next."""
+
+    def left(self, replica: int) -> None:
+        """`replica` takes no more requests."""
+
 
 class Sessionless:
     """What routers do at the end of a session that they know nothing of."""
@@ -54,35 +64,63 @@ class RoundRobin(Sessionless):
     """In turn."""
 
     def __init__(self, replicas: int) -> None:
-        self._replicas = replicas
+        self._present = list(range(replicas))
+        self._number = replicas
         self._next = 0
 
     def route(self, request: RoutedRequest) -> int:
         """The next replica."""
-        replica = self._next
-        self._next = (replica + 1) % self._replicas
-        return replica
+        place = self._next
+        self._next = (place + 1) % len(self._present)
+        return self._present[place]
 
     def replied(self, request: RoutedRequest, replica: int) -> None:
         """Nothing to learn."""
+
+    def joined(self) -> None:
+        """At the end of the row."""
+        self._present.append(self._number)
+        self._number += 1
+
+    def left(self, replica: int) -> None:
+        """The turn goes on to who followed it."""
+        place = self._present.index(replica)
+        del self._present[place]
+        if place < self._next:
+            self._next -= 1
+        if self._next >= len(self._present):
+            self._next = 0
 
 
 class RandomChoice(Sessionless):
     """Uniformly, from a generator of its own."""
 
     def __init__(self, replicas: int, rng: np.random.Generator) -> None:
-        self._replicas = replicas
+        self._present = list(range(replicas))
+        self._number = replicas
         self._rng = rng
         self._draws: list[int] = []
 
     def route(self, request: RoutedRequest) -> int:
         """Any replica. Drawn in batches, which costs a hundredth of single draws."""
         if not self._draws:
-            self._draws = self._rng.integers(self._replicas, size=_DRAWS).tolist()
+            places = self._rng.integers(len(self._present), size=_DRAWS).tolist()
+            self._draws = [self._present[place] for place in places]
         return self._draws.pop()
 
     def replied(self, request: RoutedRequest, replica: int) -> None:
         """Nothing to learn."""
+
+    def joined(self) -> None:
+        """Draw among one more."""
+        self._present.append(self._number)
+        self._number += 1
+        self._draws.clear()
+
+    def left(self, replica: int) -> None:
+        """Draw among the others."""
+        self._present.remove(replica)
+        self._draws.clear()
 
 
 class LeastLoaded(Sessionless):
@@ -91,6 +129,7 @@ class LeastLoaded(Sessionless):
     def __init__(self, replicas: int) -> None:
         self._loads = [(0, 0, 0, replica) for replica in range(replicas)]
         self._heap = list(self._loads)
+        self._gone: set[int] = set()
 
     def route(self, request: RoutedRequest) -> int:
         """The least loaded replica, which takes `request`."""
@@ -113,10 +152,27 @@ class LeastLoaded(Sessionless):
         was = self._loads[replica]
         load = (was[0] + requests, was[1] + tokens, was[2] + placed, replica)
         self._loads[replica] = load
+        if replica in self._gone:
+            return
         heappush(self._heap, load)
         if len(self._heap) > 64 + 4 * len(self._loads):
-            self._heap = list(self._loads)
-            heapify(self._heap)
+            self._build_heap()
+
+    def _build_heap(self) -> None:
+        self._heap = [load for load in self._loads if load[3] not in self._gone]
+        heapify(self._heap)
+
+    def joined(self) -> None:
+        """Idle; it was sent as many as the one that was sent fewest, so ties do not all go to it."""
+        sent = min((load[2] for load in self._loads if load[3] not in self._gone), default=0)
+        load = (0, 0, sent, len(self._loads))
+        self._loads.append(load)
+        heappush(self._heap, load)
+
+    def left(self, replica: int) -> None:
+        """Not in the heap any more."""
+        self._gone.add(replica)
+        self._build_heap()
 
 
 class SessionAffinity:
@@ -142,3 +198,12 @@ class SessionAffinity:
     def session_ended(self, session_key: int) -> None:
         """Forget its home."""
         self._home.pop(session_key, None)
+
+    def joined(self) -> None:
+        """It gets the sessions that begin from now on, and those that lose their home."""
+        self._least_loaded.joined()
+
+    def left(self, replica: int) -> None:
+        """Its sessions find another home at their next request."""
+        self._least_loaded.left(replica)
+        self._home = {session: home for session, home in self._home.items() if home != replica}

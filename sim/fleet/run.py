@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import fields
@@ -16,10 +16,11 @@ from replicast.sim.engine import Engine, EngineStats
 from replicast.sim.engine.factory import make_engine
 from replicast.sim.engine.step_time import StepTime
 from replicast.sim.errors import InputError
-from replicast.sim.fleet.clients import Clients, Follower
+from replicast.sim.fleet.clients import Clients, Follower, Shift
 from replicast.sim.fleet.config import FleetConfig
 from replicast.sim.fleet.dispatch import Dispatcher
 from replicast.sim.fleet.events import Clock
+from replicast.sim.fleet.operations import Lifecycle, Operations
 from replicast.sim.fleet.prefix_router import make_router
 from replicast.sim.fleet.record_file import RecordFile, RecordWriter
 from replicast.sim.fleet.records import Recorder, Records, in_order_of_arrival
@@ -70,12 +71,15 @@ def simulate(
     progress: Callable[[int], None] | None = None,
     engines: MakeEngine = make_engine,
     followers: Mapping[int, Follower] | None = None,
+    shifts: Sequence[Shift] | None = None,
+    operations: Operations | None = None,
     record_file: Path | None = None,
 ) -> RunResult:
     """Run `sessions` on `fleet`. `progress` is told the number of finished requests after each step.
 
     `sessions` may be an iterator, of which only live sessions are held (`source.py`). `followers` gives
     each developer of a closed loop its own sequence of sessions (`clients.py`); they need a whole trace.
+    `shifts` says when these developers come and leave, `operations` when replicas do (`operations.py`).
     With `record_file` records are written there in batches, and those of the result read from it.
     """
     if seed < 0:
@@ -85,7 +89,18 @@ def simulate(
     writer = RecordWriter(record_file) if record_file is not None else None
     try:
         with _calm_collector():
-            run = _Run(source, engine_config, step_time, seed, progress, engines, followers, writer)
+            run = _Run(
+                source,
+                engine_config,
+                step_time,
+                seed,
+                progress,
+                engines,
+                followers,
+                writer,
+                shifts,
+                operations,
+            )
             return run.result(record_file)
     except BaseException:
         if writer is not None:
@@ -118,28 +133,43 @@ class _Run:
         engines: MakeEngine,
         followers: Mapping[int, Follower] | None,
         writer: RecordWriter | None,
+        shifts: Sequence[Shift] | None,
+        operations: Operations | None,
     ) -> None:
         self._source = source
         self._config = config
         self._fleet = fleet = source.fleet
         self._seed = seed
+        self._has_shifts = shifts is not None
         self._writer = writer
         self._recorder = Recorder(writer.write if writer is not None else None)
         self._clock = clock = Clock()
         self._router = router = make_router(fleet, config, _generator(seed, _ROUTER))
         self._dispatcher = dispatcher = Dispatcher(clock, config, fleet, router, self._recorder, progress)
-        self._replicas = [
-            Replica(clock, config, engines(config, step_time), dispatcher.on_finished)
-            for _ in range(fleet.replicas)
-        ]
+
+        def make() -> Replica:
+            return Replica(clock, config, engines(config, step_time), dispatcher.on_finished)
+
+        self._replicas = [make() for _ in range(fleet.replicas)]
         dispatcher.replicas = self._replicas
         self._clients = Clients(
-            clock, source, fleet, _generator(seed, _STARTS), dispatcher.send, self._session_ended, followers
-        )
+            clock, source, fleet, _generator(seed, _STARTS), dispatcher.send, self._session_ended, followers,
+            shifts,
+        )  # fmt: skip
         dispatcher.on_reply = self._clients.replied
+        self._lifecycle: Lifecycle | None = None
+        if operations is not None:
+            self._lifecycle = life = Lifecycle(
+                clock, operations, self._replicas, make, dispatcher, self._is_over
+            )
+            dispatcher.on_empty, dispatcher.is_over = life.drained, self._is_over
+            dispatcher.turn_of = self._clients.turn
         self._start: _Mark | None = None
         self._end: _Mark | None = None
         self._start_rule, self._end_rule = START_OF_RUN, END_OF_RUN
+
+    def _is_over(self) -> bool:
+        return self._clients.stopped or self._clients.exhausted
 
     def _session_ended(self, index: int, replaced: bool) -> None:
         self._router.session_ended(index)
@@ -148,7 +178,7 @@ class _Run:
             return
         if fleet.warmup_s is None and self._clients.num_finished == fleet.sessions:
             self._start, self._start_rule = self._mark(self._clock.tick), FIRST_GENERATION
-        if not replaced and self._end is None:
+        if not replaced and self._end is None and not self._has_shifts:
             self._end, self._end_rule = self._mark(self._clock.tick), NO_SUCCESSOR
 
     def _forget_generations(self) -> None:
@@ -174,6 +204,8 @@ class _Run:
         """Run to the end, and the state then."""
         fleet, clients, clock = self._fleet, self._clients, self._clock
         clients.start()
+        if self._lifecycle is not None:
+            self._lifecycle.start()
         if fleet.warmup_s:
             warm = ticks(fleet.warmup_s)
             clock.run_before(warm)
@@ -219,6 +251,7 @@ class _Run:
             suggested_warmup_s=warmup_s,
             duration_s=seconds(last.tick),
             warnings=run_warnings(self._fleet, self._config, counts, window, warmup_s),
+            lifetimes=self._lifecycle.lifetimes(last.tick) if self._lifecycle is not None else (),
         )
 
     def _records(self, record_file: Path | None, window: tuple[float, float]) -> Records:
@@ -245,18 +278,22 @@ class _Run:
             capped_delays=clients.num_capped_delays,
             clipped_outputs=dispatcher.num_clipped_outputs,
             raised_outputs=dispatcher.num_raised_outputs,
+            aborted=dispatcher.num_aborted,
         )
-        assert counts.submitted == counts.finished + counts.rejected + counts.unfinished, "a request was lost"
+        ended = counts.finished + counts.rejected + counts.unfinished + counts.aborted
+        assert counts.submitted == ended, "a request was lost"
         return counts
 
     def _replica_result(self, index: int, start: _Mark, end: _Mark) -> ReplicaResult:
         replica = self._replicas[index]
-        stats, before, after = replica.engine.stats, start.totals[index], end.totals[index]
+        stats = replica.engine.stats
+        before, stats_before = start.of(index)
+        after, stats_after = end.of(index)
         span = max(end.tick - start.tick, 1)
         blocked = zip(BLOCKERS, before.blocked, after.blocked, strict=True)
         return ReplicaResult(
             stats=stats,
-            window_stats=_difference(end.stats[index], start.stats[index]),
+            window_stats=_difference(stats_after, stats_before),
             mean_running=(after.running - before.running) / span,
             mean_waiting=(after.waiting - before.waiting) / span,
             mean_kv_usage=(after.kv_usage - before.kv_usage) / span,
@@ -274,6 +311,12 @@ class _Mark(NamedTuple):
     tick: Tick
     totals: list[Totals]
     stats: list[EngineStats]
+
+    def of(self, replica: int) -> tuple[Totals, EngineStats]:
+        """Those of one replica: zeros before it was started."""
+        if replica < len(self.totals):
+            return self.totals[replica], self.stats[replica]
+        return Totals(0, 0, 0.0, (0,) * len(BLOCKERS)), EngineStats()
 
 
 def _difference(after: EngineStats, before: EngineStats) -> EngineStats:

@@ -120,6 +120,17 @@ class Timeline:
         full = tokens >= steps * self._max_num_batched_tokens
         return 1 if full or self._used_blocks <= self._free_for_any else 2
 
+    def end(self, now: Tick) -> None:
+        """From now on nothing runs, waits or is held: the replica is gone."""
+        self.look_at_queue(now, 0)
+        self._running_offset += self._running * now
+        self._used_offset += self._used_blocks * now
+        self._running = self._used_blocks = 0
+        self._kv_usage = 0.0
+        if self._blocker is not None:
+            self._blocked[self._blocker] += now - self._blocked_since
+            self._blocker = None
+
     def advance(self, now: Tick) -> None:
         """Let time pass to `now` with nothing changed."""
         if now >= self._next_mark:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from replicast.sim.fleet.clients import Follower
+from replicast.sim.fleet.clients import Follower, Shift
 from replicast.sim.planning.changes import Change
 from replicast.sim.workload import Session
 
@@ -21,6 +21,15 @@ class Workload(NamedTuple):
     sessions: tuple[Session, ...]
     live: int
     followers: Mapping[int, Follower]
+
+
+class DayWorkload(NamedTuple):
+    """Sessions of a day: the first of each shift in order, `live` the sessions live in each hour."""
+
+    sessions: tuple[Session, ...]
+    followers: Mapping[int, Follower]
+    shifts: tuple[Shift, ...]
+    live: tuple[int, ...]
 
 
 class LoadModel(Protocol):
@@ -40,6 +49,9 @@ class LoadModel(Protocol):
 
     def draw(self, replication: int) -> Workload:
         """The workload of one replication; same number, same workload."""
+
+    def draw_day(self, replication: int, day: Sequence[float]) -> DayWorkload:
+        """The workload of a day with these active shares by hour."""
 
     def changed(self, change: Change) -> LoadModel:
         """The load after one change of `changes.LOAD_NAMES`."""

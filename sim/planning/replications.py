@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+from replicast.sim.fleet.operations import Operations
 from replicast.sim.fleet.result import RunResult, binding
 from replicast.sim.fleet.run import simulate
 from replicast.sim.planning.changes import Variant
@@ -71,7 +72,9 @@ def run_seed(seed: int, replication: int) -> int:
     return int(np.random.SeedSequence(seed, spawn_key=(_RUN, replication)).generate_state(1)[0])
 
 
-def simulate_replication(study: Study, workload: Workload, replicas: int, replication: int) -> RunResult:
+def simulate_replication(
+    study: Study, workload: Workload, replicas: int, replication: int, operations: Operations | None = None
+) -> RunResult:
     """The run itself."""
     fleet = replace(study.fleet, replicas=replicas, sessions=workload.live)
     step_time = study.step_time
@@ -80,8 +83,9 @@ def simulate_replication(study: Study, workload: Workload, replicas: int, replic
     seed = run_seed(study.seed, replication)
     if study.pinned_hit_rate is None:
         return simulate(
-            workload.sessions, study.engine, step_time, fleet, seed=seed, followers=workload.followers
-        )
+            workload.sessions, study.engine, step_time, fleet, seed=seed, followers=workload.followers,
+            operations=operations,
+        )  # fmt: skip
     from replicast.sim.engine.pinned import pinned_engines
 
     engines = pinned_engines(study.pinned_hit_rate)

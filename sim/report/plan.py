@@ -89,7 +89,7 @@ def _no_answer(plan: Plan, slos: str) -> str:
             f"({', '.join(unclear)} inconclusive: more --replications may tell)"
         )
     why = "one for each live session" if most == plan.rows[-1].live_sessions else "the most looked at"
-    return f"Answer: none; {plural(most, 'replica')} ({why}) fail {slos}"
+    return f"Answer: none; {plural(most, 'replica')} ({why}) {'fails' if most == 1 else 'fail'} {slos}"
 
 
 Cells = tuple[list[str], list[list[str]], list[int]]  # header, rows, columns of text
@@ -198,9 +198,10 @@ def plan_text(
     sensitivity: Sequence[SensitivityRow],
     *,
     quiet: bool = False,
+    headlines: Sequence[str] = (),
 ) -> str:
-    """The answer as printed."""
-    parts = [answer(plan)]
+    """The answer as printed, `headlines` below its first line."""
+    parts = ["\n".join([answer(plan), *headlines])]
     if not quiet:
         parts.append("\n".join([*assumptions, rule_line(plan)]))
     parts.append(as_text(plan_cells(plan)))

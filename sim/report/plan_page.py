@@ -7,10 +7,21 @@ from pathlib import Path
 
 from replicast.sim.fleet.result import RunResult
 from replicast.sim.planning.cliff import CliffPoint
+from replicast.sim.planning.day import DayComparison
+from replicast.sim.planning.failure import Failure
 from replicast.sim.planning.hardware import BreakEven, Choice
 from replicast.sim.planning.plan import MostDevelopers, Plan
 from replicast.sim.planning.sensitivity import SensitivityRow
 from replicast.sim.planning.whatif import WhatIf
+from replicast.sim.report.day import (
+    day_answer,
+    day_cells,
+    day_costs,
+    day_lines,
+    failure_answer,
+    failure_cells,
+    failure_line,
+)
 from replicast.sim.report.figures import write_figure
 from replicast.sim.report.hardware import break_even_lines, hardware_answer, hardware_cells
 from replicast.sim.report.html import Picture, Section, Table, page
@@ -28,8 +39,7 @@ from replicast.sim.report.whatif import arm_text
 
 SCOPE = (
     "A simulation of vLLM's scheduler and KV cache, with step times from the profile. Not modelled: LoRA, "
-    "multimodal input, disaggregation, KV offload, data parallelism, client time-outs and retries, failures, "
-    "idle nights."
+    "multimodal input, disaggregation, KV offload, data parallelism, client time-outs."
 )
 
 
@@ -71,8 +81,9 @@ def plan_page(
     warnings: Sequence[str],
     repeat: str,
     pictures: dict[str, Picture],
+    more: Sequence[Section] = (),
 ) -> str:
-    """The page of a plan."""
+    """The page of a plan; `more` after the counts."""
     header, body, left = plan_cells(plan)
     marked = None
     if isinstance(plan, Plan):
@@ -94,6 +105,7 @@ def plan_page(
         [
             Section("Assumptions", items=[*assumptions, rule_line(plan)]),
             Section("By count", tables=tables),
+            *more,
             Section("Figures", pictures=list(pictures.values())),
             Section("What would change the answer (a few hours a row, a rough count)", tables=changes),
             Section("By hand", items=by_hand),
@@ -102,6 +114,35 @@ def plan_page(
             Section("To repeat it", printed=repeat),
         ],
     )
+
+
+def operations_pictures(day: DayComparison | None, failure: Failure | None) -> dict[str, Picture]:
+    """The day and the loss of a replica."""
+    from replicast.sim.report.day import day_figure, failure_figure
+
+    found = {}
+    if day is not None:
+        found["day"] = Picture(
+            day_figure(day), "Replicas paid, live sessions and waiting by hour of the day."
+        )
+    if failure is not None:
+        found["failure"] = Picture(
+            failure_figure(failure), "Waiting around the loss of a replica, in bins of two minutes."
+        )
+    return found
+
+
+def operations_sections(day: DayComparison | None, failure: Failure | None) -> list[Section]:
+    """Their tables."""
+    sections = []
+    if day is not None:
+        tables = [Table(*day_costs(day)), Table(*day_cells(day))]
+        sections.append(Section("A day", items=[day_answer(day), *day_lines(day)], tables=tables))
+    if failure is not None:
+        items = [failure_answer(failure), failure_line(failure)]
+        tables = [Table(*failure_cells(failure))]
+        sections.append(Section("A replica lost at the peak", items=items, tables=tables))
+    return sections
 
 
 def hardware_pictures(rows: Sequence[Choice]) -> dict[str, Picture]:
