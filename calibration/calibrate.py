@@ -41,6 +41,7 @@ from replicast.calibration.validate import (
 from replicast.sim.engine.factory import make_engine
 from replicast.sim.errors import InputError
 from replicast.sim.fleet.config import FrontEnd
+from replicast.sim.report.numbers import significant
 
 SCHEMA = "replicast/calibrate/1"
 MIN_LEVELS = 2
@@ -147,7 +148,12 @@ class Calibration:
 
     def _range_line(self) -> str:
         ranges = self.profile.ranges
-        text = ", ".join(f"{name} {low:,.0f} to {high:,.0f}" for name, (low, high) in ranges.items())
+        text = ", ".join(
+            f"{name} {significant(low)} to {significant(high)}"
+            if name == "hit_rate"
+            else f"{name} {low:,.0f} to {high:,.0f}"
+            for name, (low, high) in ranges.items()
+        )
         return f"Valid for: {text}; {self.profile.gpu} x {self.profile.tensor_parallel_size}."
 
 

@@ -227,10 +227,11 @@ def model_from_config(path: Path, parameters: float, active: float | None = None
     where = str(path)
     try:
         config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"cannot be read as JSON: {error}", where=where) from error
-    text = config.get("text_config", config)
+    except (OSError, ValueError, RecursionError) as error:
+        why = (error.strerror if isinstance(error, OSError) else None) or str(error)
+        raise InputError(f"cannot be read as JSON: {why}", where=where) from error
     try:
+        text = config.get("text_config", config)
         layers, heads = int(text["num_hidden_layers"]), int(text["num_attention_heads"])
         head = int(text.get("head_dim") or text["hidden_size"] // heads)
         kinds = text.get("layer_types")
@@ -238,17 +239,26 @@ def model_from_config(path: Path, parameters: float, active: float | None = None
         rank = text.get("kv_lora_rank")
         kv_heads = int(text.get("num_key_value_heads") or heads)
         attention = mla(layers, heads) if rank else gqa(full, heads, kv_heads, head)
-    except (KeyError, TypeError, ValueError) as error:
+        experts = int(
+            text.get("num_experts") or text.get("n_routed_experts") or text.get("num_local_experts") or 1
+        )
+        experts_per_token = int(text.get("num_experts_per_tok") or 1)
+        if min(layers, heads, head, kv_heads, experts, experts_per_token) < 1:
+            raise ValueError("a number of layers, heads or experts is below 1")
+    except KeyError as error:
         raise InputError(
-            f"not a model's config.json: {error} is missing or not a number",
+            f"not a model's config.json: {error} is missing",
+            where=where,
+            remedy="give the config.json of the model's repository",
+        ) from error
+    except (TypeError, ValueError, AttributeError, ZeroDivisionError, OverflowError) as error:
+        raise InputError(
+            f"not a model's config.json: {error}",
             where=where,
             remedy="give the config.json of the model's repository",
         ) from error
     quant = json.dumps(config.get("quantization_config", "")).lower()
     precision: Precision = "fp4" if "fp4" in quant else "fp8" if "fp8" in quant else "bf16"
-    experts = int(
-        text.get("num_experts") or text.get("n_routed_experts") or text.get("num_local_experts") or 1
-    )
     return Model(
         name=path.parent.name if path.name == "config.json" else path.stem,
         parameters=parameters,
@@ -258,7 +268,7 @@ def model_from_config(path: Path, parameters: float, active: float | None = None
         layers=layers,
         source=where,
         experts=experts,
-        experts_per_token=int(text.get("num_experts_per_tok") or 1),
+        experts_per_token=experts_per_token,
         hybrid=full != layers,
         attention=attention,
     )

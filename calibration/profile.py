@@ -9,7 +9,6 @@ and what was *seen* (`[ranges]`). Optional tables `[intervals]`, `[load]`, `[lev
 from __future__ import annotations
 
 import os
-import tempfile
 import textwrap
 import tomllib
 from collections.abc import Mapping
@@ -21,6 +20,7 @@ from replicast.sim.config import FIELDS, EngineArgs
 from replicast.sim.engine.step_time import StepTime
 from replicast.sim.errors import InputError
 from replicast.sim.fleet.config import FrontEnd
+from replicast.sim.report.files import write_text
 
 Status = Literal["provisional", "calibrated", "uncalibrated"]
 Table = dict[str, Any]
@@ -286,16 +286,9 @@ def profile_text(profile: Profile, comments: Mapping[str, str] | None = None) ->
 
 def write_profile(profile: Profile, path: Path, comments: Mapping[str, str] | None = None) -> None:
     """Write a profile whole or not at all."""
-    try:
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", dir=path.parent, prefix=f".{path.name}.", delete=False
-        ) as out:
-            out.write(profile_text(profile, comments))
-        temporary = Path(out.name)
-        temporary.chmod(0o644)
-        temporary.replace(path)
-    except OSError as error:
-        raise InputError(f"cannot be written: {error}", where=str(path)) from error
+    if path.is_dir():
+        raise InputError("is a folder", where=str(path), remedy="Name a file: --out server.toml")
+    write_text(path, profile_text(profile, comments))
 
 
 def _pairs(table: Table, comments: Mapping[str, str], prefix: str) -> list[str]:

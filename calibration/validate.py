@@ -29,10 +29,13 @@ from replicast.calibration.sweep import Sweep, SweepLevel
 from replicast.calibration.uncertainty import covariance_of, draw_points, without_level
 from replicast.sim.engine.factory import make_engine
 from replicast.sim.errors import InputError
+from replicast.sim.planning.quantiles import Estimate, digits
+from replicast.sim.report.numbers import fixed
 
 Load = Literal["given", "concurrency"]
 LOADS: tuple[Load, ...] = ("given", "concurrency")
 SCHEMA = "replicast/validate/1"
+LEAST_FOR_LOO = 3  # two others to fit
 KV_FREE = 0.95  # KV peak up to which the cache does not bind
 DRAWS = 6
 # Where lengths are guessed too, what stays unexplained grows by this (16 sweeps).
@@ -150,9 +153,12 @@ class Validation:
         ]
         for row in self.rows:
             error = "" if row.error is None else f"{row.error:+.0%}"
+            places = digits(Estimate(row.predicted, row.low, row.high, 1))
+            measured = f"{row.measured:,.0f}" if row.measured >= 1000 else f"{row.measured:.4g}"
             lines.append(
-                f"{row.level:5d} {row.load:12} {LABELS[row.metric]:14} {row.measured:10.4g} "
-                f"{row.predicted:10.4g}  {row.low:.4g} to {row.high:.4g}  {error}"
+                f"{row.level:5d} {row.load:12} {LABELS[row.metric]:14} {measured:>10} "
+                f"{fixed(row.predicted, places):>10}  "
+                f"{fixed(row.low, places)} to {fixed(row.high, places)}  {error}"
             )
         lines += [f"Warning: {text}" for text in self.warnings]
         return "\n".join(lines) + "\n"
@@ -191,6 +197,13 @@ def validate(
     chosen, warnings = choose_levels(sweep, levels)
     facts = facts or facts_of(profile)
     if loo:
+        if len(chosen) < LEAST_FOR_LOO:
+            raise InputError(
+                f"{len(chosen)} usable level{'s' * (len(chosen) != 1)}, and each cannot be predicted from "
+                f"the others with fewer than {LEAST_FOR_LOO}",
+                where=sweep.source,
+                remedy="Give a sweep of more levels, or leave --loo out.",
+            )
         fitted = fit(chosen, facts, engines=engines, progress=progress)
         rows = leave_one_out(fitted, facts, loads=loads, engines=engines, progress=progress)
     else:

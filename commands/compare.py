@@ -19,11 +19,18 @@ def compare(before: Path, after: Path, as_json: bool) -> None:
     \b
     replicast compare before.json after.json
     """
+    from replicast.sim.errors import InputError
     from replicast.sim.planning.compare import compare
     from replicast.sim.report.document import dumps
     from replicast.sim.report.whatif import comparison_object, comparison_text
 
-    comparison = compare(_document(before), _document(after))
+    try:
+        comparison = compare(_document(before), _document(after))
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{before} and {after}: a figure is missing or of another kind than replicast writes",
+            remedy="Give files as they were written with --json.",
+        ) from error
     if as_json:
         click.echo(dumps(comparison_object(comparison)), nl=False)
     else:

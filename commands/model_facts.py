@@ -40,6 +40,8 @@ def from_config(model: str, options: dict[str, Any]) -> Model:
 
     if options["parameters"] is None:
         raise click.UsageError("--parameters is needed beside a config.json, which does not tell them.")
+    if (options["active"] or 0.0) > options["parameters"]:
+        raise click.UsageError("--active is above --parameters: a token uses some or all of them.")
     return model_from_config(Path(model), options["parameters"], options["active"])
 
 
@@ -50,6 +52,10 @@ def facts_of_model(model: str, options: dict[str, Any]) -> Model:
 
     if is_config(model):
         return from_config(model, options)
+    if options["parameters"] is not None or options["active"] is not None:
+        raise click.UsageError(
+            "--parameters and --active belong to a config.json; --model names a known model."
+        )
     found = find_model(model)
     if found is None:
         raise InputError(

@@ -15,6 +15,9 @@ from replicast.sim.planning.cost import Task, parse_task
 if TYPE_CHECKING:
     from replicast.calibration.sweep import Sweep
 
+# Scrapes lie a little inside the load, so that a window may be shorter by as much.
+WINDOW_SLACK = 1.05
+
 
 class Number(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     """A finite number within bounds; `nan` and `inf` are refused, which click's FloatRange lets pass."""
@@ -212,13 +215,19 @@ def read_sweep_of(options: dict[str, Any]) -> Sweep:
     """The sweep that a command's options name."""
     from replicast.calibration.readers.detect import read_sweep
 
-    return read_sweep(
+    sweep = read_sweep(
         *options["sweep"],
         format=options["format"],
         model=options["model"],
         given=options["given"] or None,
         load_s=options["load_seconds"],
     )
+    longest = max((level.window_s or 0.0 for level in sweep.levels), default=0.0)
+    if 0 < longest * WINDOW_SLACK < (options["load_seconds"] or 0.0):
+        raise click.UsageError(
+            f"--load-seconds {options['load_seconds']:g}: no level's window is longer than {longest:,.0f} s."
+        )
+    return sweep
 
 
 def today() -> str:

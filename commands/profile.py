@@ -82,10 +82,15 @@ def estimate_profile(model: str, hardware: str, out: Path | None, **options: Any
     from replicast.calibration.physics import estimate
     from replicast.calibration.profile import profile_text, write_profile
 
+    dtype = options["kv_cache_dtype"]
+    if dtype is not None and dtype not in ("auto", "bfloat16", "float16") and not dtype.startswith("fp8"):
+        raise click.UsageError(
+            f"--kv-cache-dtype {dtype}: known are auto, bfloat16, float16, fp8, fp8_e4m3, …"
+        )
     args = engine_args(options)
     version = {"vllm_version": args.vllm_version} if args.vllm_version else {}
     made = estimate(
-        facts_of_model(model, options).with_kv(options["kv_cache_dtype"]),
+        facts_of_model(model, options).with_kv(dtype),
         find_gpu(hardware),
         options["tensor_parallel_size"],
         engine=replace(args, vllm_version=None),
@@ -105,10 +110,16 @@ def _startable(profile: Profile) -> Profile:
 
     from replicast.sim.config import EngineArgs
     from replicast.sim.defaults import DEFAULT_MODEL_LEN, resolve
+    from replicast.sim.errors import InputError
 
     engine = profile.engine
     block = engine.block_size or 16
     fits = (engine.kv_cache_tokens or DEFAULT_MODEL_LEN + block) - block
+    if fits < 1:
+        raise InputError(
+            f"kv_cache_tokens is {engine.kv_cache_tokens}, and a KV pool has two blocks of {block} or more",
+            remedy="Give the tokens that the boot log names.",
+        )
     if engine.max_model_len is None and fits < DEFAULT_MODEL_LEN:
         note = f"The KV pool holds no more than {fits:,} tokens of one request: max_model_len is set to that."
         profile = replace(profile, engine=replace(engine, max_model_len=fits), notes=(*profile.notes, note))

@@ -88,7 +88,7 @@ def _cut_off(level: SweepLevel, at: int) -> Finding | None:
     if begun is None or finished is None or peak is None:
         return None
     never = begun - finished
-    allowed = 2.0 * peak.high + FAIL_SD * sqrt(max(begun, finished)) + (level.requests_failed or 0.0)
+    allowed = 2.0 * peak.high + FAIL_SD * sqrt(max(begun, finished, 0.0)) + (level.requests_failed or 0.0)
     if abs(never) <= allowed:
         return None
     text = (

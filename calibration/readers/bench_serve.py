@@ -70,7 +70,7 @@ def _runs(path: Path) -> list[tuple[str, Mapping[str, Any]]]:
     try:
         json.loads(lines[0])
         many = len(lines) > 1
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         many = False
     found = (
         [(f"{path}:{n}", parse_json(line, f"{path}:{n}")) for n, line in enumerate(lines, start=1)]

@@ -9,7 +9,6 @@ max_model_len, so blocks are computed from it only where no line says that the b
 from __future__ import annotations
 
 import ast
-import json
 import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,7 +16,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from replicast.calibration.readers.text import number, read_text, whole
+from replicast.calibration.readers.text import number, parse_json, read_text, whole
 from replicast.calibration.sweep import Given
 from replicast.sim.errors import InputError
 
@@ -222,13 +221,7 @@ def given_of_file(path: Path) -> Given:
         except tomllib.TOMLDecodeError as error:
             raise InputError(f"broken TOML ({error})", where=str(path), remedy="correct the line") from error
     if text.lstrip().startswith("{"):
-        try:
-            loaded = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise InputError(
-                f"broken JSON at line {error.lineno} ({error.msg})", where=str(path), remedy="correct it"
-            ) from error
-        return given_of_mapping(loaded, str(path))
+        return given_of_mapping(parse_json(text, str(path)), str(path))
     pairs = (line.split("#", 1)[0].partition(":") for line in text.splitlines() if not line.startswith(" "))
     return given_of_mapping(
         {k.strip(): v.strip().strip("'\"") for k, m, v in pairs if m and v.strip()}, str(path)

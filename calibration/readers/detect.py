@@ -122,10 +122,10 @@ def _detect_json(path: Path, text: str) -> str:
     first_line = text.lstrip().splitlines()[0]
     try:
         value = json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         try:
             value = json.loads(first_line)  # JSON lines
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             value = parse_json(text, str(path))  # says where it breaks
     checks = (
         (scrapes.is_manifest, MANIFEST),

@@ -14,6 +14,7 @@ from replicast.calibration.readers.counters import (
     plain_name,
     sub_label,
 )
+from replicast.sim.errors import InputError
 
 if TYPE_CHECKING:
     import duckdb
@@ -73,6 +74,18 @@ def increases(connection: duckdb.DuckDBPyConnection) -> Increases:
     odd = connection.execute(
         "SELECT count(*) FROM points WHERE value IS NULL OR NOT isfinite(value)"
     ).fetchone()
+    below = connection.execute(
+        """
+        SELECT metric, value FROM points WHERE value < 0
+            AND (suffix(metric, '_total') OR suffix(metric, '_count') OR suffix(metric, '_bucket'))
+        ORDER BY 1, 2 LIMIT 1
+        """
+    ).fetchone()
+    if below is not None:
+        raise InputError(
+            f"the counter {below[0]} is {below[1]:g}, and a counter is never below 0",
+            remedy="the values were changed after the scrape: give the collector's own file",
+        )
     # A restart resets all counters together, so the few that are not buckets show it.
     connection.execute(
         """

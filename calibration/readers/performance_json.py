@@ -16,7 +16,7 @@ from typing import Any
 
 from replicast.calibration.buckets import REQUEST_EDGES_S, TPOT_EDGES_S, TTFT_EDGES_S, bounds_of_edge
 from replicast.calibration.readers.counters import load_seconds, order_levels
-from replicast.calibration.readers.text import input_file, mapping, number, read_json, whole
+from replicast.calibration.readers.text import input_file, label, mapping, number, read_json, whole
 from replicast.calibration.sweep import Gauge, Given, Histogram, Sweep, SweepLevel
 from replicast.sim.errors import InputError
 
@@ -49,8 +49,8 @@ def read_performance_json(path: Path, *, model: str | None = None, load_s: float
             where=where,
             remedy="give a performance-summary.json; `levels` has an entry a concurrency",
         )
-    name = top.get("model")
-    hf_name = top.get("model_hf")
+    name = label(top.get("model"), "model", where)
+    hf_name = label(top.get("model_hf"), "model_hf", where)
     if model is not None and model not in (name, hf_name):
         raise InputError(f"no model {model} in this file", where=where, remedy=f"its model is {name}")
     read = [

@@ -197,7 +197,7 @@ def _load_profile(path: Path) -> Mapping[str, Any] | None:
         return None  # GuideLLM's: it says `sweep` and no rates
     try:
         loaded = json.loads(text)
-    except json.JSONDecodeError:
+    except (ValueError, RecursionError):
         return None
     return loaded if isinstance(loaded, dict) else None
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from replicast.calibration.buckets import Bounds
 from replicast.calibration.readers.boot_log import given_of_mapping
-from replicast.calibration.readers.text import input_file, mapping, number, read_json, whole
+from replicast.calibration.readers.text import input_file, label, mapping, number, read_json, whole
 from replicast.calibration.sweep import Histogram, Sweep, SweepLevel
 from replicast.sim.errors import InputError
 
@@ -30,7 +30,7 @@ def read_run_summary(path: Path, *, model: str | None = None) -> Sweep:
     run = mapping(read_json(path), "the run", where)
     if not is_run_summary(run):
         raise InputError("no actual_ms and workload_spec in it", where=where, remedy="give a run.json")
-    name = run.get("model")
+    name = label(run.get("model"), "model", where)
     if model is not None and model != name:
         raise InputError(f"no model {model} in this file", where=where, remedy=f"its model is {name}")
     workload = _workload(mapping(run["workload_spec"], "workload_spec", where))

@@ -69,6 +69,11 @@ def parse_json(text: str, where: str) -> Any:
             where=where,
             remedy="the file may be half-written or cut off: copy it again",
         ) from error
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, InputError):
+            raise
+        why = "it is nested too deeply" if isinstance(error, RecursionError) else "a number is too long"
+        raise InputError(f"JSON that cannot be read: {why}", where=where, remedy="correct it") from error
 
 
 def csv_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
@@ -100,7 +105,7 @@ def number(value: object, name: str, where: str, *, least: float | None = 0.0) -
         return None
     try:
         found = float(value) if isinstance(value, (int, float, str)) and not isinstance(value, bool) else None
-    except ValueError:
+    except (ValueError, OverflowError):
         found = None
     if found is None or not math.isfinite(found):
         raise InputError(
@@ -117,6 +122,13 @@ def whole(value: object, name: str, where: str, *, least: float = 0.0) -> int | 
     if found is not None and found != int(found):
         raise InputError(f"{name} is {found:g}, not a whole number", where=where, remedy="correct the figure")
     return None if found is None else int(found)
+
+
+def label(value: object, name: str, where: str) -> str | None:
+    """`value` as text, None when it is null."""
+    if value is None or isinstance(value, str):
+        return value
+    raise InputError(f"{name} is {value!r}, not text", where=where, remedy="put it in quotes")
 
 
 def mapping(value: object, what: str, where: str) -> Mapping[str, Any]:

@@ -94,7 +94,10 @@ def answer(result: CheckLike) -> str:
     if result.verdict == "not-usable":
         whole = any(f.severity == "fail" and f.level is None for f in result.findings)
         failed = len(labels) if whole else len(result.left_out)
-        return f"Not usable: {failed} of {plural(len(labels), 'level')} fail. Do not calibrate on this sweep."
+        verb = "fails" if len(labels) == 1 else "fail"
+        return (
+            f"Not usable: {failed} of {plural(len(labels), 'level')} {verb}. Do not calibrate on this sweep."
+        )
     out = ", ".join(labels[i] for i in result.left_out)
     warned = dict.fromkeys(f.check for f in result.findings if f.severity == "warn")
     why = [f"{out} fail{'s' * (len(result.left_out) == 1)}"] if out else []

@@ -1,0 +1,155 @@
+"""Damaged sweeps, model descriptions and results: one message, no traceback, no rest of a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+from replicast.calibration.check import check_sweep
+from replicast.calibration.readers.detect import read_sweep
+from replicast.cli import main
+from replicast.sim.report.check import answer
+
+LEVEL: dict[str, Any] = {
+    "concurrency": 1, "window_seconds": 719.0, "output_tokens_per_second": 115.0, "ttft_ms_mean": 1900.0,
+    "prompt_tokens_per_second": 10431.0, "tpot_ms_mean": 5.1, "queue_ms_mean": 0.0, "prefill_ms_mean": 1700.0,
+    "kv_cache_usage": {"peak": 0.06, "mean": 0.03}, "requests_running": {"peak": 1.0, "mean": 0.78},
+    "requests_waiting": {"peak": 0.0, "mean": 0.0},
+}  # fmt: skip
+CONFIG = {"num_hidden_layers": 32, "num_attention_heads": 32, "hidden_size": 4096}
+ESTIMATE = ["profile", "estimate", "--hardware", "H100"]
+
+
+def replicast(*arguments: str | Path) -> Result:
+    return CliRunner().invoke(main, [str(argument) for argument in arguments])
+
+
+def refused(done: Result, code: int, *words: str) -> None:
+    assert done.exit_code == code, done.output
+    assert isinstance(done.exception, SystemExit), done.exception
+    assert done.stderr.count("Error:") == 1
+    assert all(word in done.stderr for word in words), done.stderr
+
+
+def summary(path: Path, levels: int = 1, **more: Any) -> Path:
+    made = [{**LEVEL, "concurrency": c} for c in range(1, levels + 1)]
+    path.write_text(
+        json.dumps({"model": "qwen3.6-35b", "instance_type": "p5en.48xlarge", "levels": made, **more})
+    )
+    return path
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[" * 100_000, "nested too deeply"),
+        ('{"levels": [{"concurrency": ' + "9" * 5000 + "}]}", "a number is too long"),
+        ('{"levels": [{"concurrency": ' + "9" * 400 + "}]}", "not a finite number"),
+    ],
+)
+def test_json_that_python_cannot_hold(text: str, words: str, tmp_path: Path) -> None:
+    sweep = tmp_path / "sweep.json"
+    sweep.write_text(text)
+    refused(replicast("check", sweep, "--format", "performance-summary"), 1, words)
+    if words != "not a finite number":
+        refused(replicast("check", sweep), 1, words)
+
+
+def test_model_of_a_sweep_must_be_text(tmp_path: Path) -> None:
+    refused(replicast("check", summary(tmp_path / "s.json", model=5)), 1, "model is 5, not text")
+
+
+def test_load_longer_than_every_window(tmp_path: Path) -> None:
+    sweep = summary(tmp_path / "s.json")
+    refused(replicast("check", sweep, "--load-seconds", "100000"), 2, "--load-seconds", "719")
+    assert replicast("check", sweep, "--load-seconds", "719").exit_code == 0
+
+
+def test_held_out_errors_need_other_levels(tmp_path: Path) -> None:
+    sweep = summary(tmp_path / "s.json", levels=2)
+    done = replicast("validate", sweep, "--profile", "qwen3.6-35b-h200", "--loo")
+    refused(done, 1, "2 usable levels", "fewer than 3")
+
+
+def test_digits_of_a_prediction_are_those_of_its_interval(tmp_path: Path) -> None:
+    done = replicast("validate", summary(tmp_path / "s.json"), "--profile", "qwen3.6-35b-h200-tp1")
+    assert done.exit_code == 0, done.output
+    assert "e+" not in done.stdout
+    assert "e-" not in done.stdout
+
+
+def test_one_level_fails_in_the_singular(tmp_path: Path) -> None:
+    level = {**LEVEL, "output_tokens_per_second": 0.0, "prompt_tokens_per_second": 0.0}
+    sweep = tmp_path / "s.json"
+    sweep.write_text(json.dumps({"model": "qwen3.6-35b", "levels": [level]}))
+    result = check_sweep(read_sweep(sweep))
+    assert answer(result) == "Not usable: 1 of 1 level fails. Do not calibrate on this sweep."
+
+
+@pytest.mark.parametrize(
+    "config",
+    [[], {**CONFIG, "num_attention_heads": 0}, {**CONFIG, "num_hidden_layers": -2}, {"text_config": [1]},
+     {**CONFIG, "layer_types": 5}, {**CONFIG, "num_experts": "many"}, {"hidden_size": 1}],
+)  # fmt: skip
+def test_no_model_in_a_config(config: object, tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    refused(replicast(*ESTIMATE, "--model", path, "--parameters", "7e9"), 1, "not a model's config.json")
+    path.write_text("[" * 100_000)
+    refused(replicast(*ESTIMATE, "--model", path, "--parameters", "7e9"), 1, "cannot be read as JSON")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["--model", "qwen3-coder-30b", "--parameters", "5e9"], 2),
+        (["--model", "qwen3-coder-30b", "--kv-cache-dtype", "foo"], 2),
+        (["--model", "qwen3-coder-30b", "--kv-cache-tokens", "5"], 1),
+    ],
+)
+def test_estimate_takes_nothing_that_it_does_not_use(arguments: list[str], code: int, tmp_path: Path) -> None:
+    refused(replicast(*ESTIMATE, *arguments), code)
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(CONFIG))
+    more = replicast(*ESTIMATE, "--model", config, "--parameters", "7e9", "--active", "9e9")
+    refused(more, 2, "--active is above --parameters")
+
+
+def test_profile_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    taken = tmp_path / "taken"
+    taken.mkdir()
+    done = replicast(*ESTIMATE, "--model", "qwen3-coder-30b", "--out", taken)
+    refused(done, 1, "is a folder")
+    assert list(tmp_path.rglob("*")) == [taken]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda d: d.update(rows=5), lambda d: d.update(rows=[None]), lambda d: d["rows"][0].pop("replicas")],
+)
+def test_compare_of_a_damaged_result(damage: Callable[[dict[str, Any]], object], tmp_path: Path) -> None:
+    whole: dict[str, Any] = {"schema": "replicast/plan/1", "seed": 7, "inputs": [], "rows": [{"replicas": 1}]}
+    good, bad = tmp_path / "good.json", tmp_path / "bad.json"
+    good.write_text(json.dumps(whole))
+    damage(whole)
+    bad.write_text(json.dumps(whole))
+    refused(replicast("compare", good, bad), 1, "bad.json", "as they were written with --json")
+
+
+def test_counter_below_zero(tmp_path: Path) -> None:
+    duckdb = pytest.importorskip("duckdb")
+    from replicast.calibration.generate import CollectorSession, EngineState, Scrape, write_collector_db
+
+    path = tmp_path / "sweep.duckdb"
+    scrapes = [
+        Scrape(1e9 + t, (EngineState({"prompt_tokens_total": 10.0 * t, "generation_tokens_total": 1.0 * t}),))
+        for t in range(5)
+    ]
+    write_collector_db(path, [CollectorSession(1, tuple(scrapes))], model="m")
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("UPDATE metric_samples SET value = -value")
+    refused(replicast("check", path), 1, "never below 0")
