@@ -62,6 +62,9 @@ class OneByOne:
             request.first_token_tick = request.finish_tick = now
         return finished
 
+    def settle(self, now: Tick) -> None:
+        self.log.append(("settle", now))
+
     def begin(self, now: Tick) -> None:
         assert self.next_tick is None
         self.log.append(("begin", now))

@@ -111,6 +111,9 @@ class Watched:
         assert self.next_tick == now
         return self._engine.complete(now)
 
+    def settle(self, now: Tick) -> None:
+        self._engine.settle(now)
+
     def begin(self, now: Tick) -> None:
         self._engine.begin(now)
         work = self.num_running + self.num_waiting

@@ -70,6 +70,12 @@ class Engine(Protocol):
     def complete(self, now: Tick) -> list[Request]:
         """Process the output due at `now` (= `next_tick`); the requests that finished, in output order."""
 
+    def settle(self, now: Tick) -> None:
+        """The run ends at `now`, perhaps inside a jump: bring live requests' counts and ticks there.
+
+        What is due at `now` itself has not happened. The engine must not be used afterwards.
+        """
+
     def begin(self, now: Tick) -> None:
         """Take in the input queue and start steps until one must be waited for.
 

@@ -36,6 +36,7 @@ MODULES = (
     "jumps",
     "mixed_step",
     "conversion",
+    "settle",
     "macro",
 )
 INTERPRETED = ("request_queue",)  # subclasses of built-in types stay as they are

@@ -16,6 +16,7 @@ from replicast.sim.engine.conversion import can_jump, enter_jumps, leave_jumps
 from replicast.sim.engine.mixed_step import MixedSteps
 from replicast.sim.engine.request_state import RequestState, SchedulerOutput
 from replicast.sim.engine.scheduler import RUNNING
+from replicast.sim.engine.settle import settle
 from replicast.sim.engine.step_time import StepLoad, StepTime, row_pairs
 from replicast.sim.errors import InputError
 from replicast.sim.request import Request, RequestStatus
@@ -118,6 +119,15 @@ class MacroEngine(MixedSteps):
                 break
         if self.in_flight:
             self.next_tick = self.in_flight[0][1]
+
+    def settle(self, now: Tick) -> None:
+        """Bring the counts of live requests to `now`, exclusive; the run ends here."""
+        if self._k:
+            self._stamp_queued()
+            for request in self._input_queue:
+                if request.queued_tick is not None and request.queued_tick >= now:
+                    request.queued_tick = None
+        settle(self, now)
 
     # Requests in and out
 

@@ -202,8 +202,10 @@ class Dispatcher:
             del self._leaving[replica]
             self.on_empty(replica)
 
-    def record_unfinished(self) -> None:
-        """Record what is still in flight when the run ends."""
+    def record_unfinished(self, now: Tick) -> None:
+        """Record what is still in flight when the run ends, at `now`."""
+        for replica in self.replicas:
+            replica.engine.settle(now)
         for request in self._in_flight.values():
             self._recorder.add(request, _flight(request), self._delivery, RecordStatus.UNFINISHED)
 

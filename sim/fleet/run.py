@@ -236,7 +236,7 @@ class _Run:
             start, end = first, last
             self._start_rule, self._end_rule = START_OF_RUN, END_OF_RUN
         window = Window(seconds(start.tick), seconds(end.tick), self._start_rule, self._end_rule)
-        self._dispatcher.record_unfinished()
+        self._dispatcher.record_unfinished(last.tick)
         counts = self._counts()
         records = self._records(record_file, (window.start_s, window.end_s))
         warmup_s = _suggested_warmup_s(records)

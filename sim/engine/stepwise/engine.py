@@ -94,6 +94,9 @@ class StepwiseEngine:
         if self.next_tick is None:
             self._drain_input(now)
 
+    def settle(self, now: Tick) -> None:
+        """Requests are up to date at every tick."""
+
     def complete(self, now: Tick) -> list[Request]:
         """Update from the step that ends now."""
         if not self._in_flight:

@@ -122,6 +122,13 @@ class HybridEngine(StepwiseEngine):
             return []
         return super().complete(now)
 
+    def settle(self, now: Tick) -> None:
+        if self._leap is None or now <= self._leap.start:
+            return
+        steps = self._leap.run.steps_until(now - self._leap.start) - 1
+        for request in self._scheduler.running:
+            request.num_output_tokens += steps + (self._depth == 2)  # the step before it has ended, too
+
     def begin(self, now: Tick) -> None:
         if self._may_leap and self._was_pure and not self._input_queue and not self._aborts:
             self._leap = self._plan(now)
