@@ -263,6 +263,12 @@ def test_same_results_in_processes_and_from_a_journal(tmp_path: Path) -> None:
     with Runner(cases.scenario(), journal=journal) as runner:
         assert runner.run_all(tasks) == alone
         assert (runner.num_run, runner.num_taken_over) == (3, 3)
+    rows = journal.read_text().splitlines(keepends=True)
+    damaged = ["[1, 2]\n", "5\n", rows[0].replace('"requests": ', '"requests": "many", "was": ')]
+    journal.write_text("".join([*damaged, *rows[1:]]))
+    with Runner(cases.scenario(), journal=journal) as runner:
+        assert runner.run_all(tasks) == alone
+        assert (runner.num_run, runner.num_taken_over) == (1, 5), "what followed a torn line is found again"
     with Runner(cases.scenario(seed=6), journal=journal) as runner:
         runner.run_all(tasks[:1])
         assert runner.num_taken_over == 0

@@ -205,6 +205,7 @@ class _Journal:
         self._path = path
         self._name = hashlib.sha256(pickle.dumps(scenario, protocol=5)).hexdigest()
         self.results: dict[Task, Measured] = {}
+        self._torn = False
         if path.exists():
             self._read()
         self._old = set(self.results)
@@ -217,17 +218,18 @@ class _Journal:
         return False
 
     def _read(self) -> None:
-        lines = self._path.read_text(encoding="utf-8").splitlines()
-        for line in lines:
+        text = self._path.read_text(encoding="utf-8", errors="replace")
+        self._torn = bool(text) and not text.endswith("\n")
+        for line in text.splitlines():
             try:
                 row = json.loads(line)
-            except json.JSONDecodeError:
-                continue  # cut off when the run was interrupted
-            if row.get("of") != self._name:
-                continue
-            values = {f.name: _float(row["measured"][f.name]) for f in fields(Measured)}
-            variant = tuple(_change(change) for change in row["variant"])
-            self.results[Task(variant, row["replicas"], row["replication"])] = Measured(**values)
+                if row["of"] != self._name:
+                    continue
+                values = {f.name: _figure(row["measured"][f.name]) for f in fields(Measured)}
+                variant = tuple(_change(change) for change in row["variant"])
+                self.results[Task(variant, row["replicas"], row["replication"])] = Measured(**values)
+            except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                continue  # cut off when the run was interrupted, or damaged since: it is run again
 
     def add(self, task: Task, result: Measured) -> None:
         """Append one result."""
@@ -240,11 +242,17 @@ class _Journal:
         }
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a", encoding="utf-8") as out:
-            out.write(json.dumps(row) + "\n")
+            out.write(("\n" if self._torn else "") + json.dumps(row) + "\n")
+        self._torn = False
 
 
-def _float(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+def _figure(value: Any) -> Any:
+    """A number of a finished run, or a row of them; anything else is a `TypeError`."""
+    if isinstance(value, list):
+        return tuple(_figure(one) for one in value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"{value!r} is no figure")
+    return value
 
 
 def _change(pair: list[str]) -> Any:
