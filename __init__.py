@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from replicast.calibration.calibrate import calibrate as calibrate
-    from replicast.calibration.check import check_sweep as check  # noqa: F401
     from replicast.library import load_trace as load_trace
     from replicast.library import max_developers as max_developers
     from replicast.library import plan as plan
     from replicast.library import simulate as simulate
     from replicast.library import whatif as whatif
+    from replicast.library.sweeps import calibrate as calibrate
+    from replicast.library.sweeps import check as check
 
 _WHERE = {
     "simulate": ("replicast.library", "simulate"),
@@ -25,8 +25,8 @@ _WHERE = {
     "max_developers": ("replicast.library", "max_developers"),
     "whatif": ("replicast.library", "whatif"),
     "load_trace": ("replicast.library", "load_trace"),
-    "calibrate": ("replicast.calibration.calibrate", "calibrate"),
-    "check": ("replicast.calibration.check", "check_sweep"),
+    "calibrate": ("replicast.library.sweeps", "calibrate"),
+    "check": ("replicast.library.sweeps", "check"),
 }
 __all__ = ["__version__", *sorted(_WHERE)]
 

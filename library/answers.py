@@ -13,7 +13,6 @@ from replicast.sim.fleet.result import RunResult
 from replicast.sim.planning.cost import Task, mean_session
 from replicast.sim.planning.day import DayComparison
 from replicast.sim.planning.failure import Failure
-from replicast.sim.planning.hardware import BreakEven, Choice
 from replicast.sim.planning.plan import MostDevelopers, Plan
 from replicast.sim.planning.quantiles import Estimate
 from replicast.sim.planning.rows import Money, PlanRow
@@ -46,7 +45,7 @@ class Simulation:
     def _repr_html_(self) -> str:
         from replicast.sim.report.replay import answer, serving_table, waiting_table
 
-        return _pre("\n\n".join([answer([self.row]), waiting_table([self.row]), serving_table([self.row])]))
+        return pre("\n\n".join([answer([self.row]), waiting_table([self.row]), serving_table([self.row])]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +204,7 @@ class PlanAnswer:
                 "seed": self.context.seed,
                 **plan_object(self.plan, self.sensitivity),
                 **more,
-                "warnings": _warned(self.warnings),
+                "warnings": warned(self.warnings),
                 "timing": dict(timing or {}),
             }
         )
@@ -215,7 +214,7 @@ class PlanAnswer:
         return _plan_frame(self.plan.rows)
 
     def _repr_html_(self) -> str:
-        return _pre(self.text())
+        return pre(self.text())
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +262,7 @@ class DevelopersAnswer:
                 "config": self.context.config(self.money),
                 "seed": self.context.seed,
                 **developers_object(self.most),
-                "warnings": _warned(self.warnings),
+                "warnings": warned(self.warnings),
                 "timing": dict(timing or {}),
             }
         )
@@ -273,70 +272,7 @@ class DevelopersAnswer:
         return _plan_frame(self.most.rows)
 
     def _repr_html_(self) -> str:
-        return _pre(self.text())
-
-
-@dataclass(frozen=True, slots=True)
-class HardwareAnswer:
-    """Several kinds of hardware for the same developers, each with its own plan."""
-
-    choices: tuple[Choice, ...]
-    break_even: tuple[BreakEven, ...]
-    plans: tuple[tuple[str, PlanAnswer], ...]
-
-    @property
-    def exit_code(self) -> int:
-        """0 some kind meets, 3 none does, 4 that is not clear."""
-        codes = [answer.exit_code for _, answer in self.plans]
-        return 0 if 0 in codes else max(codes)
-
-    @property
-    def warnings(self) -> tuple[Warned, ...]:
-        """(code, sentence) of all plans, each with its kind's name."""
-        return tuple((code, f"{name}: {text}") for name, plan in self.plans for code, text in plan.warnings)
-
-    @property
-    def developers(self) -> int:
-        """Whom all kinds were planned for."""
-        return self.plans[0][1].context.load.developers
-
-    def text(self, *, quiet: bool = False) -> str:
-        """As printed: the choice, then the plan of each kind."""
-        from replicast.sim.report.hardware import hardware_text
-
-        lines = [] if quiet else self.plans[0][1].context.lines()[:-1]
-        first = hardware_text(self.choices, self.break_even, self.developers, lines)
-        if quiet:
-            return first
-        return "\n".join([first, *(f"{name}\n{plan.text(quiet=True)}" for name, plan in self.plans)])
-
-    def document(self, timing: Mapping[str, float] | None = None) -> str:
-        """As `--json` writes it: the choice, and each kind's own document."""
-        import json
-
-        from replicast.sim.report.hardware import HARDWARE_SCHEMA, hardware_object
-
-        return dumps(
-            {
-                "schema": HARDWARE_SCHEMA,
-                "tool": {"name": "replicast", "version": __version__},
-                "developers": self.developers,
-                "exit_code": self.exit_code,
-                **hardware_object(self.choices, self.break_even),
-                "plans": {name: json.loads(plan.document()) for name, plan in self.plans},
-                "warnings": _warned(self.warnings),
-                "timing": dict(timing or {}),
-            }
-        )
-
-    def to_frame(self) -> pd.DataFrame:
-        """One row a kind."""
-        import pandas as pd
-
-        return pd.DataFrame([row._asdict() for row in self.choices])
-
-    def _repr_html_(self) -> str:
-        return _pre(self.text(quiet=True))
+        return pre(self.text())
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,7 +309,7 @@ class WhatIfAnswer:
                 "config": self.context.config(self.money),
                 "seed": self.context.seed,
                 **whatif_object(self.whatif),
-                "warnings": _warned(self.warnings),
+                "warnings": warned(self.warnings),
                 "timing": dict(timing or {}),
             }
         )
@@ -398,10 +334,11 @@ class WhatIfAnswer:
         )
 
     def _repr_html_(self) -> str:
-        return _pre(self.text())
+        return pre(self.text())
 
 
-def _warned(warnings: Sequence[Warned]) -> list[dict[str, str]]:
+def warned(warnings: Sequence[Warned]) -> list[dict[str, str]]:
+    """Warnings as documents hold them."""
     return [{"code": code, "text": text} for code, text in warnings]
 
 
@@ -421,7 +358,8 @@ def _plan_frame(rows: Sequence[PlanRow]) -> pd.DataFrame:
     return pd.DataFrame(out)
 
 
-def _pre(text: str) -> str:
+def pre(text: str) -> str:
+    """Text as a notebook shows it."""
     from html import escape
 
     return f"<pre>{escape(text)}</pre>"

@@ -21,12 +21,12 @@ from replicast.calibration.profile import Profile, load_profile
 from replicast.library.answers import (
     Context,
     DevelopersAnswer,
-    HardwareAnswer,
     PlanAnswer,
     Simulation,
     Warned,
     WhatIfAnswer,
 )
+from replicast.library.hardware import HardwareAnswer
 from replicast.library.operations import day_shares, with_day, with_failure
 from replicast.sim.config import EngineArgs
 from replicast.sim.defaults import ResolvedConfig

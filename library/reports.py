@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from replicast.library.answers import Context, DevelopersAnswer, HardwareAnswer, PlanAnswer, WhatIfAnswer
+from replicast.library.answers import Context, DevelopersAnswer, PlanAnswer, WhatIfAnswer
+from replicast.library.hardware import HardwareAnswer
 from replicast.sim.fleet.result import RunResult
 from replicast.sim.planning.cliff import CliffPoint, cache_cliff
 from replicast.sim.planning.parallel import Progress, Runner, Scale
