@@ -23,6 +23,7 @@ from replicast.calibration.profile import Profile, StepSeconds
 from replicast.calibration.server import ServerFacts
 from replicast.sim.config import EngineArgs
 from replicast.sim.defaults import resolve
+from replicast.sim.errors import InputError
 from replicast.sim.fleet.config import FrontEnd
 
 Floats = NDArray[np.float64]
@@ -135,6 +136,17 @@ def tables_of(learned: Learned, latents: Mapping[str, float]) -> dict[str, dict[
 
 def learned_of(profile: Profile) -> Learned:
     """What a profile learnt; one without these tables learnt step times only."""
+    try:
+        return _learned(profile)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(
+            f"profile {profile.name}: its tables load, levels and covariance are not as calibrate wrote them "
+            f"({error})",
+            remedy="Calibrate again, or take the three tables out.",
+        ) from error
+
+
+def _learned(profile: Profile) -> Learned:
     load = dict(profile.tables.get("load", {}))
     centre = float(load.pop("centre_concurrency", 1.0))
     values = {**profile.step_time._asdict(), **{name: float(value) for name, value in load.items()}}

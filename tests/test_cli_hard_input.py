@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from replicast.calibration.check import check_sweep
+from replicast.calibration.profile import SHIPPED
 from replicast.calibration.readers.detect import read_sweep
 from replicast.cli import main
 from replicast.sim.report.check import answer
@@ -125,6 +126,17 @@ def test_profile_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     done = replicast(*ESTIMATE, "--model", "qwen3-coder-30b", "--out", taken)
     refused(done, 1, "is a folder")
     assert list(tmp_path.rglob("*")) == [taken]
+
+
+@pytest.mark.parametrize(
+    ("table", "place"), [("[levels]\nc1 = 5\n", "[levels]"), ("[covariance]\nnames = 5\n", "[covariance]")]
+)
+def test_learned_tables_that_are_damaged(table: str, place: str, tmp_path: Path) -> None:
+    text = (SHIPPED / "qwen3.6-35b-h200-tp1.toml").read_text()
+    profile = tmp_path / "server.toml"
+    profile.write_text(text[: text.index(f"\n{place[:-1]}")] + "\n" + table)
+    sweep = summary(tmp_path / "s.json")
+    refused(replicast("validate", sweep, "--profile", profile), 1, "not as calibrate wrote them")
 
 
 @pytest.mark.parametrize(
