@@ -102,7 +102,9 @@ def load_profile(name_or_path: str | os.PathLike[str]) -> Profile:
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"not valid TOML: {error}", where=str(path)) from error
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {error}", where=str(path)) from error
+        raise InputError(
+            f"cannot be read: {getattr(error, 'strerror', None) or error}", where=str(path)
+        ) from error
     return parse_profile(document, str(path))
 
 

@@ -70,6 +70,18 @@ def test_load_longer_than_every_window(tmp_path: Path) -> None:
     assert replicast("check", sweep, "--load-seconds", "719").exit_code == 0
 
 
+def test_files_that_tell_nothing(tmp_path: Path) -> None:
+    empty = tmp_path / "boot.log"
+    empty.write_text("not a log of a server\n")
+    sweep = summary(tmp_path / "s.json")
+    refused(replicast("check", sweep, "--given", empty), 1, "no fact of a server in it")
+    empty.write_text("max_num_seqs: 64\n")
+    assert replicast("check", sweep, "--given", empty).exit_code == 0
+    gone = replicast("validate", sweep, "--profile", tmp_path / "gone.toml")
+    refused(gone, 1, "gone.toml")
+    assert "Errno" not in gone.stderr
+
+
 def test_held_out_errors_need_other_levels(tmp_path: Path) -> None:
     sweep = summary(tmp_path / "s.json", levels=2)
     done = replicast("validate", sweep, "--profile", "qwen3.6-35b-h200", "--loo")

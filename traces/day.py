@@ -31,7 +31,9 @@ def read_day(path: Path | str, developers: int) -> tuple[float, ...]:
     try:
         text = Path(path).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot be read: {error}", where=where) from error
+        raise InputError(
+            f"cannot be read: {getattr(error, 'strerror', None) or error}", where=where
+        ) from error
     rows = list(csv.DictReader(text.splitlines()))
     names = set(rows[0]) if rows else set()
     column = next((name for name in ("active_share", "active_developers") if name in names), None)

@@ -249,7 +249,14 @@ def parse_given(items: Iterable[str]) -> Given:
         if equals and key in FACTS:
             given = _given({key: value.strip()}, f"--given {item}").over(given)
         elif Path(item).is_file():
-            given = given_of_file(Path(item)).over(given)
+            told = given_of_file(Path(item))
+            if replace(told, sources=()) == Given():
+                raise InputError(
+                    "no fact of a server in it",
+                    where=f"--given {item}",
+                    remedy="give the server's log from its start, or lines such as max_num_seqs: 64",
+                )
+            given = told.over(given)
         else:
             what = f"no fact named {name}" if equals else "no such file"
             raise InputError(what, where=f"--given {item}", remedy=f"facts are {', '.join(FACTS)}")
