@@ -10,7 +10,7 @@ from replicast import __version__
 from replicast.calibration.profile import Profile
 from replicast.sim.defaults import ResolvedConfig
 from replicast.sim.fleet.result import RunResult
-from replicast.sim.planning.cost import Task, mean_session
+from replicast.sim.planning.cost import Task
 from replicast.sim.planning.day import DayComparison
 from replicast.sim.planning.failure import Failure
 from replicast.sim.planning.plan import MostDevelopers, Plan
@@ -121,7 +121,7 @@ class Context:
                 "price_usd_per_hour_per_replica": money.usd_per_hour,
                 "replicas_per_box": money.box,
                 "spare_replicas": money.spare,
-                "task_tokens": (money.task or mean_session(self.load.sessions) or Task(0, 0))._asdict(),
+                "task_tokens": (money.for_sessions(self.load.sessions).task or Task(0, 0))._asdict(),
                 "task_of": "flag" if money.task else "mean session of the trace",
             },
             "model_error": self.scenario.model_error,

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from replicast.sim.errors import InputError
 from replicast.sim.planning.bounds import HandBound, hand_bound
 from replicast.sim.planning.changes import Change, Variant
-from replicast.sim.planning.cost import mean_session
 from replicast.sim.planning.parallel import Runner
 from replicast.sim.planning.quantiles import required_n
 from replicast.sim.planning.replications import Task
@@ -128,8 +127,7 @@ def make_plan(
     """The smallest count that meets all SLOs; with `counts` only those are judged."""
     scenario = runner.scenario
     study = scenario.study()
-    if money.task is None:
-        money = replace(money, task=mean_session(study.load.sessions, study.engine.max_model_len))
+    money = money.for_sessions(study.load.sessions)
     bound = hand_bound(
         study.load.sessions, study.load.live_sessions, study.engine, study.step_time, study.fleet.front_end
     )
@@ -166,8 +164,7 @@ def most_developers(
 ) -> MostDevelopers:
     """The largest number of developers whose SLOs `replicas` meet, to one part in fifty."""
     study = runner.scenario.study()
-    if money.task is None:
-        money = replace(money, task=mean_session(study.load.sessions, study.engine.max_model_len))
+    money = money.for_sessions(study.load.sessions)
     bound = hand_bound(
         study.load.sessions, study.load.live_sessions, study.engine, study.step_time, study.fleet.front_end
     )

@@ -11,11 +11,12 @@ from dataclasses import dataclass, replace
 
 from replicast.sim.errors import InputError
 from replicast.sim.planning.cost import Task as TaskTokens
-from replicast.sim.planning.cost import boxes, cost, fleet_usd_per_hour, usd_per_developer_hour
+from replicast.sim.planning.cost import boxes, cost, fleet_usd_per_hour, mean_session, usd_per_developer_hour
 from replicast.sim.planning.quantiles import Estimate
 from replicast.sim.planning.replications import Measured
 from replicast.sim.planning.slo import SLO
 from replicast.sim.planning.stopping import Verdict, average, together, typical
+from replicast.sim.workload import Session
 
 BINDS_FROM = 0.05
 
@@ -34,6 +35,10 @@ class Money:
             raise InputError(f"a box of {self.box} replicas", where="--box", remedy="Use 1 or more.")
         if self.spare < 0:
             raise InputError(f"{self.spare} spare replicas", where="--spare", remedy="Use 0 or more.")
+
+    def for_sessions(self, sessions: Sequence[Session]) -> Money:
+        """The same with a task known: that of the flag, else the mean of `sessions`."""
+        return self if self.task is not None else replace(self, task=mean_session(sessions))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from replicast.sim.errors import InputError
 from replicast.sim.planning.changes import PINNED, Change, Variant, label
-from replicast.sim.planning.cost import cost, fleet_usd_per_hour, mean_session
+from replicast.sim.planning.cost import cost, fleet_usd_per_hour
 from replicast.sim.planning.parallel import Runner
 from replicast.sim.planning.plan import Judge
 from replicast.sim.planning.quantiles import Estimate
@@ -168,8 +168,7 @@ def make_whatif(
     if replicas < 1:
         raise InputError(f"{replicas} replicas", where="--replicas", remedy="Use 1 or more.")
     study = runner.scenario.study()
-    if money.task is None:
-        money = replace(money, task=mean_session(study.load.sessions, study.engine.max_model_len))
+    money = money.for_sessions(study.load.sessions)
     for variant in variants:
         runner.scenario.study(variant)  # wrong values fail before anything runs
     fleet = study.fleet
