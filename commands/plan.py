@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -61,6 +62,8 @@ def plan(ctx: click.Context, /, **options: Any) -> None:
     for name in ("counts", "max_replicas", "horizon", "task_tokens"):
         if most and options[name] is not None:
             raise click.UsageError(f"--{name.replace('_', '-')} has no part in --max-developers.")
+    if options["counts"] and max(options["counts"]) > (options["max_replicas"] or math.inf):
+        raise click.UsageError("--counts goes past --max-replicas; drop one of them.")
     operations = operations_of(options)
     if most and operations:
         raise click.UsageError("--day and --fail have no part in --max-developers.")

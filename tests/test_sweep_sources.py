@@ -1,115 +1,28 @@
-"""Sources of counters: the collector's database, its export, Prometheus snapshots and range exports.
-
-One simulated history is written in every form; all must read as the same sweep.
-"""
+"""The collector's database and its export: what is written reads back, and what is wrong is said."""
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from replicast.calibration.buckets import REQUEST_EDGES_S, TTFT_EDGES_S, bin_values
 from replicast.calibration.generate import (
     CollectorSession,
     EngineState,
     Scrape,
-    exposition,
-    samples_of,
-    write_collector_db,
 )
 from replicast.calibration.readers.detect import read_sweep
 from replicast.calibration.server_counters import ServerCounters
-from replicast.calibration.sweep import Sweep, SweepLevel
+from replicast.calibration.sweep import Sweep
 from replicast.sim.errors import InputError
 
+sys.path.insert(0, str(Path(__file__).parent))
+from sweep_files import T0, assert_counts, session, some_load, two_levels, write
+
 duckdb = pytest.importorskip("duckdb")
-CONFIG = {"block_size": "16", "num_gpu_blocks": "2001", "enable_prefix_caching": "True", "cache_dtype": "fp8"}
-T0 = 1_785_000_000.0
-
-
-def some_load(counters: ServerCounters, rng: np.random.Generator) -> dict[str, float]:
-    """One request's whole life, counted; what it was."""
-    prompt, output = int(rng.integers(100, 50_000)), int(rng.integers(2, 900))
-    cached = int(prompt * rng.random())
-    queue, prefill, decode = (float(x) for x in rng.exponential((0.4, 2.0, 12.0)))
-    counters.looked_up(prompt, cached)
-    counters.first_token(prompt_tokens=prompt, cached_tokens=cached, ttft_s=queue + prefill + 0.03)
-    counters.step(computed_tokens=prompt - cached, generated_tokens=1)
-    counters.step(
-        computed_tokens=0, generated_tokens=output - 1, itl_s=[decode / (output - 1)] * (output - 1)
-    )
-    counters.finish(
-        reason="stop", prompt_tokens=prompt, cached_tokens=cached, output_tokens=output, queue_s=queue,
-        prefill_s=prefill, decode_s=decode, e2e_s=queue + prefill + decode + 0.03,
-    )  # fmt: skip
-    return {
-        "prompt": prompt,
-        "cached": cached,
-        "output": output,
-        "queue": queue,
-        "ttft": queue + prefill + 0.03,
-    }
-
-
-def session(
-    concurrency: int,
-    counters: ServerCounters,
-    rng: np.random.Generator,
-    *,
-    start_s: float,
-    scrapes: int = 12,
-    gap_s: float = 1.0,
-    name: str | None = None,
-) -> tuple[CollectorSession, list[dict[str, float]]]:
-    """A collector session over some load, and the requests that it saw."""
-    taken = [Scrape(start_s, (counters.snapshot(running=0, waiting=0, kv_usage=0.0),))]
-    requests = []
-    for n in range(1, scrapes):
-        requests += [some_load(counters, rng) for _ in range(int(rng.integers(0, 3)))]
-        state = counters.snapshot(running=concurrency, waiting=n % 2, kv_usage=n / 100)
-        taken.append(Scrape(start_s + n * gap_s, (state,)))
-    return CollectorSession(concurrency, tuple(taken), name=name), requests
-
-
-def two_levels(seed: int = 1) -> tuple[list[CollectorSession], list[list[dict[str, float]]]]:
-    counters, rng = ServerCounters(), np.random.default_rng(seed)
-    for _ in range(5):
-        some_load(counters, rng)  # before the sweep: must not count
-    first, seen_first = session(1, counters, rng, start_s=T0)
-    second, seen_second = session(5, counters, rng, start_s=T0 + 100)
-    return [first, second], [seen_first, seen_second]
-
-
-def assert_counts(level: SweepLevel, requests: list[dict[str, float]]) -> None:
-    """The level holds exactly what the requests were."""
-    assert level.requests_finished == level.first_tokens == len(requests)
-    assert level.prompt_tokens == sum(r["prompt"] for r in requests)
-    assert level.cached_tokens == sum(r["cached"] for r in requests)
-    assert level.generated_tokens == sum(r["output"] for r in requests)
-    assert level.ttft is not None
-    assert level.queue is not None
-    assert level.iteration_tokens is not None
-    assert level.computed_per_request is not None
-    assert level.ttft.sum == pytest.approx(sum(r["ttft"] for r in requests))
-    assert level.ttft.counts == bin_values([r["ttft"] for r in requests], TTFT_EDGES_S)
-    assert level.ttft.edges == TTFT_EDGES_S
-    assert level.queue.counts == bin_values([r["queue"] for r in requests], REQUEST_EDGES_S)
-    computed = sum(r["prompt"] - r["cached"] for r in requests)
-    assert level.iteration_tokens.sum == computed + level.generated_tokens
-    assert level.computed_tokens == level.computed_per_request.sum == computed
-    assert dict(level.prompt_tokens_by_source)["local_compute"] == computed
-
-
-def write(path: Path, sessions: list[CollectorSession], **more: object) -> Path:
-    write_collector_db(path, sessions, model="m", model_name="org/M", config=CONFIG, **more)  # type: ignore[arg-type]
-    return path
 
 
 def test_generated_database_reads_back(tmp_path: Path) -> None:
@@ -373,117 +286,6 @@ def test_an_unwritable_target_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="14 buckets, not 1"):
         write(tmp_path / "a.duckdb", [CollectorSession(1, (Scrape(T0, (state,)),))])
     assert list(tmp_path.iterdir()) == []
-
-
-# Prometheus
-
-
-def page(scrape: Scrape) -> str:
-    return exposition(samples_of(scrape.engines[0], model_name="org/M", config=CONFIG))
-
-
-def as_files(folder: Path, sessions: list[CollectorSession]) -> Path:
-    """First and last scrape of each level, times in the names."""
-    for one in sessions:
-        place = folder / f"c{one.concurrency}"
-        place.mkdir(parents=True)
-        for scrape in (one.scrapes[0], one.scrapes[-1]):
-            (place / f"metrics-{int(scrape.at_s)}.prom").write_text(page(scrape))
-    return folder
-
-
-def as_one_file(folder: Path, sessions: list[CollectorSession]) -> Path:
-    """All scrapes of a level in one file, with a line before each."""
-    folder.mkdir()
-    for one in sessions:
-        text = "".join(f"# scraped_at {s.at_s}\n{page(s)}" for s in one.scrapes)
-        (folder / f"m_c{one.concurrency}.txt").write_text(text)
-    return folder
-
-
-def as_ranges(folder: Path, sessions: list[CollectorSession]) -> Path:
-    """The HTTP API's matrix, and a manifest of the levels."""
-    folder.mkdir()
-    series: dict[str, dict[str, object]] = {}
-    for one in sessions:
-        for scrape in one.scrapes:
-            for sample in samples_of(scrape.engines[0], model_name="org/M", config=CONFIG):
-                key = sample.metric + sample.labels
-                labels = {"__name__": sample.metric, "job": "vllm", **json.loads(sample.labels)}
-                entry = series.setdefault(key, {"metric": labels, "values": []})
-                entry["values"].append([scrape.at_s, str(sample.value)])  # type: ignore[attr-defined]
-    rate = {"metric": {"job": "vllm"}, "values": [[T0, "1.5"]]}
-    half = len(series) // 2
-    for n, part in enumerate((list(series.values())[:half], [*list(series.values())[half:], rate])):
-        answer = {"status": "success", "data": {"resultType": "matrix", "result": part}}
-        (folder / f"part{n}.json").write_text(json.dumps(answer))
-    levels = [
-        {"concurrency": s.concurrency, "start": s.scrapes[0].at_s, "stop": s.scrapes[-1].at_s, "load_s": 9.0}
-        for s in sessions
-    ]
-    (folder / "levels.json").write_text(json.dumps({"model": "m", "levels": levels}))
-    return folder
-
-
-@pytest.mark.parametrize("form", [as_files, as_one_file, as_ranges])
-def test_prometheus_reads_like_the_database(
-    tmp_path: Path, form: Callable[[Path, list[CollectorSession]], Path]
-) -> None:
-    pytest.importorskip("prometheus_client")
-    sessions, seen = two_levels()
-    sweep = read_sweep(form(tmp_path / "p", sessions))
-    assert sweep.format == "prometheus"
-    assert sweep.given.num_gpu_blocks == 2001
-    for level, requests in zip(sweep.levels, seen, strict=True):
-        assert_counts(level, requests)
-        assert level.window_s == 11.0
-    if form is as_ranges:
-        assert sweep.levels[0].load_s == 9.0
-        assert dict(sweep.dropped) == {"series without a name (a result of rate, sum or the like)": 1}
-
-
-def test_snapshots_without_times_or_levels(tmp_path: Path) -> None:
-    pytest.importorskip("prometheus_client")
-    sessions, seen = two_levels()
-    for name, scrape in (("before", sessions[0].scrapes[0]), ("after", sessions[0].scrapes[-1])):
-        path = tmp_path / f"{name}.prom"
-        path.write_text(page(scrape))
-        os.utime(path, (scrape.at_s, scrape.at_s))
-    sweep = read_sweep(tmp_path)
-    assert sweep.levels[0].concurrency is None
-    assert_counts(sweep.levels[0], seen[0])
-    assert any("modification times" in note for note in sweep.notes)
-
-
-def test_restart_between_snapshots(tmp_path: Path) -> None:
-    pytest.importorskip("prometheus_client")
-    counters, rng = ServerCounters(), np.random.default_rng(6)
-    for _ in range(9):
-        some_load(counters, rng)
-    old = counters.snapshot(running=0, waiting=0, kv_usage=0.0)
-    fresh = ServerCounters()
-    seen = [some_load(fresh, rng)]
-    new = fresh.snapshot(running=1, waiting=0, kv_usage=0.1)
-    scrapes = (Scrape(T0, (old,)), Scrape(T0 + 60, (new,)))
-    sweep = read_sweep(as_files(tmp_path / "p", [CollectorSession(1, scrapes)]))
-    assert_counts(sweep.levels[0], seen)
-    assert sweep.levels[0].resets == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "says"),
-    [
-        ("c1.prom", "# TYPE vllm:x counter\nvllm:x{ 3\n", "not Prometheus's text format"),
-        ("c1.json", '{"status": "error", "error": "too many points"}', "too many points"),
-        ("c1.json", '{"status": "success", "data": {"result": []}}', "no raw series of vLLM among 0 results"),
-        ("c1.prom", "vllm:prompt_tokens_total 5\n", "no level has two scrapes"),
-    ],
-)
-def test_prometheus_that_cannot_be_used(tmp_path: Path, name: str, text: str, says: str) -> None:
-    pytest.importorskip("prometheus_client")
-    (tmp_path / name).write_text(text)
-    with pytest.raises(InputError, match=says):
-        read_sweep(tmp_path / name)
 
 
 def test_summary_is_one_line(tmp_path: Path) -> None:

@@ -78,15 +78,15 @@ class Change(NamedTuple):
         return number
 
     def bad(self, what: str, remedy: str | None = None) -> InputError:
-        """An error about this change."""
-        return InputError(f"{self.name}={self.value} {what}", where="--set", remedy=remedy)
+        """An error about this change, which `--set` or `--vary` may have named."""
+        return InputError(f"{self.name}={self.value} {what}", remedy=remedy)
 
 
 Variant = tuple[Change, ...]
 
 
-def parse_change(text: str) -> Change:
-    """One change, its name checked.
+def parse_change(text: str, flag: str = "--set") -> Change:
+    """One change, its name checked; errors say that `flag` named it.
 
     >>> parse_change("max-num-batched-tokens=16384"), parse_change("kv_pool = +50%").number(200.0)
     (Change(name='max-num-batched-tokens', value='16384'), 300.0)
@@ -94,14 +94,14 @@ def parse_change(text: str) -> Change:
     name, equals, value = text.partition("=")
     name, value = name.strip().lower().removeprefix("--").replace("_", "-"), value.strip()
     if not equals or not value:
-        raise InputError(f"{text!r} is not name=value", where="--set", remedy="Such as kv-pool=+50%.")
+        raise InputError(f"{text!r} is not name=value", where=flag, remedy="Such as kv-pool=+50%.")
     if name not in ENGINE_NAMES and name not in OTHER_NAMES:
         from difflib import get_close_matches
 
         known = [*OTHER_NAMES, *ENGINE_NAMES]
         near = get_close_matches(name, known, 1)
         hint = f"Did you mean {near[0]}?" if near else f"Known: {', '.join(known)}."
-        raise InputError(f"{name!r} cannot be set", where="--set", remedy=hint)
+        raise InputError(f"{name!r} cannot be set", where=flag, remedy=hint)
     return Change(name, value)
 
 
@@ -121,7 +121,7 @@ def parse_vary(text: str) -> tuple[Change, ...]:
     >>> [str(change) for change in parse_vary("prefix-cache-hit-rate=0,0.14")]
     ['prefix-cache-hit-rate=0', 'prefix-cache-hit-rate=0.14']
     """
-    first = parse_change(text)
+    first = parse_change(text, "--vary")
     values = [value.strip() for value in first.value.split(",") if value.strip()]
     if len(values) != len(dict.fromkeys(values)) or not values:
         raise first.bad("names a value twice")
