@@ -34,26 +34,27 @@ def test_the_compiled_engine_equals_it_too() -> None:
         assert difference(seed, "", Counter(), engine) is None, f"seed {seed}"
 
 
-@pytest.mark.parametrize("changed", ["request.py", "engine/step_time.py", "engine/macro.py"])
+@pytest.mark.parametrize(
+    "changed", ["request.py", "engine/step_time.py", "engine/stepwise/engine.py", "fleet/dispatch.py"]
+)
 def test_a_build_of_other_text_is_not_picked_up(changed: str, tmp_path: Path) -> None:
     sim = tmp_path / "sim"
-    shutil.copytree(compiled.HERE.parent, sim)
-    before = compiled.package_name.__wrapped__(sim / "engine")
+    shutil.copytree(compiled.SIM, sim)
+    before = compiled.package_name.__wrapped__(sim)
     assert before == compiled.package_name.__wrapped__()
     with (sim / changed).open("a") as file:
         file.write("# changed\n")
-    assert compiled.package_name.__wrapped__(sim / "engine") != before
+    assert compiled.package_name.__wrapped__(sim) != before
 
 
 def test_a_build_that_cannot_be_loaded_is_done_without(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    broken = tmp_path / "replicast_engine_broken" / "replicast_engine_broken"
-    broken.mkdir(parents=True)
-    (broken / "__init__.py").touch()
-    (broken / "macro.py").write_text("import a_library_that_is_not_here\n")
+    broken = tmp_path / "replicast_sim_broken" / "replicast_sim_broken"
+    (broken / "engine").mkdir(parents=True)
+    (broken / "engine" / "macro.py").write_text("import a_library_that_is_not_here\n")
     monkeypatch.setenv("REPLICAST_CACHE", str(tmp_path))
-    monkeypatch.setattr(compiled, "package_name", lambda: "replicast_engine_broken")
+    monkeypatch.setattr(compiled, "package_name", lambda: "replicast_sim_broken")
     monkeypatch.setattr(sys, "path", [*sys.path])
     assert compiled.engine_class() is MacroEngine
 

@@ -24,12 +24,12 @@ def test_a_planted_fault_is_caught(
 ) -> None:
     name = f"faulty_engine_{MUTATIONS.index(mutation)}"
     copy_sources(tmp_path, name)
-    path = tmp_path / name / f"{mutation.module}.py"
+    path = tmp_path / name / "engine" / f"{mutation.module}.py"
     text = path.read_text()
     assert text.count(mutation.old) == 1, "the code changed: plant the fault anew"
     path.write_text(text.replace(mutation.old, mutation.new))
     monkeypatch.syspath_prepend(str(tmp_path))
-    engine = importlib.import_module(f"{name}.macro").MacroEngine
+    engine = importlib.import_module(f"{name}.engine.macro").MacroEngine
     counts: Counter[str] = Counter()
     assert any(
         difference(seed, features, counts, engine) is not None

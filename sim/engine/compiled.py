@@ -1,10 +1,10 @@
-"""The same engine as machine code: optional, built once, two to three times as fast.
+"""The same code as machine code: optional, built once, two to three times as fast.
 
     make fast        (the extra `fast` and a C compiler)
 
 mypyc compiles the very files that Python runs otherwise, under a package name that carries the digest
 of their text and of all that they can import (`Request`, `EngineConfig`, step times). So there is no
-second source, and a build of other text is never picked up. Everything works without it; `engine_class`
+second source, and a build of other text is never picked up. Everything works without it; `module`
 takes it where it is there.
 """
 
@@ -13,35 +13,39 @@ from __future__ import annotations
 import hashlib
 import importlib
 import os
+import re
 import subprocess
 import sys
 import tempfile
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 from replicast.sim.engine.macro import MacroEngine
 from replicast.sim.errors import InputError
 
+# Named below `replicast.sim`; of one another they import the compiled ones.
 MODULES = (
-    "free_queue",
-    "duplicates",
-    "content_tree",
-    "block_pool",
-    "kv_cache",
-    "request_state",
-    "decodes",
-    "step_run",
-    "scheduler",
-    "jump_effects",
-    "jumps",
-    "mixed_step",
-    "conversion",
-    "settle",
-    "macro",
+    "engine.free_queue",
+    "engine.duplicates",
+    "engine.content_tree",
+    "engine.block_pool",
+    "engine.kv_cache",
+    "engine.request_state",
+    "engine.decodes",
+    "engine.step_run",
+    "engine.scheduler",
+    "engine.jump_effects",
+    "engine.jumps",
+    "engine.mixed_step",
+    "engine.conversion",
+    "engine.settle",
+    "engine.macro",
 )
-INTERPRETED = ("request_queue",)  # subclasses of built-in types stay as they are
+INTERPRETED = ("engine.request_queue",)  # subclasses of built-in types stay as they are
 SOURCES = MODULES + INTERPRETED
-HERE = Path(__file__).resolve().parent
+ROOT = "replicast.sim"
+SIM = Path(__file__).resolve().parents[1]
 
 SETUP = """
 from mypyc.build import mypycify
@@ -60,45 +64,64 @@ def build_folder() -> Path:
 
 
 @cache
-def package_name(here: Path = HERE) -> str:
-    """Named by the interpreter and the text of `sim/` and `sim/engine/`: the engine can import no more."""
+def package_name(sim: Path = SIM) -> str:
+    """Named by the interpreter and the text of `sim/`, its engine and its fleet: they can import no more."""
     digest = hashlib.sha256(sys.version.encode())
-    for path in (*sorted(here.parent.glob("*.py")), *sorted(here.glob("*.py"))):
-        digest.update(path.name.encode() + b"\0" + path.read_bytes())
-    return f"replicast_engine_{digest.hexdigest()[:16]}"
+    texts = [*sim.glob("*.py"), *(sim / "engine").rglob("*.py"), *(sim / "fleet").rglob("*.py")]
+    for path in sorted(texts):
+        digest.update(str(path.relative_to(sim)).encode() + b"\0" + path.read_bytes())
+    return f"replicast_sim_{digest.hexdigest()[:16]}"
 
 
-def engine_class() -> type[MacroEngine]:
-    """The compiled engine if it was built, else the one in Python. `REPLICAST_COMPILED=0`: the latter."""
-    if os.environ.get("REPLICAST_COMPILED") == "0":
-        return MacroEngine
-    return compiled_class() or MacroEngine
+def module(name: str) -> ModuleType:
+    """A module of `SOURCES`, compiled if it was built and `REPLICAST_COMPILED` is not 0."""
+    if os.environ.get("REPLICAST_COMPILED") != "0" and (found := compiled_module(name)) is not None:
+        return found
+    return importlib.import_module(f"{ROOT}.{name}")
 
 
-def compiled_class() -> type[MacroEngine] | None:
-    """The compiled engine, None if it was not built or cannot be loaded here."""
-    name = package_name()
-    folder = build_folder() / name
-    if not (folder / name / "macro.py").is_file():
+def compiled_module(name: str) -> ModuleType | None:
+    """A module of `SOURCES`, None if it was not built or cannot be loaded here."""
+    package = package_name()
+    folder = build_folder() / package
+    if not (folder / package / file_of(name)).is_file():
         return None
     if str(folder) not in sys.path:
         sys.path.append(str(folder))
     try:
-        found: type[MacroEngine] = importlib.import_module(f"{name}.macro").MacroEngine
+        return importlib.import_module(f"{package}.{name}")
     except ImportError:
         return None
+
+
+def engine_class() -> type[MacroEngine]:
+    """The engine that jumps, compiled where `module` takes that."""
+    found: type[MacroEngine] = module("engine.macro").MacroEngine
     return found
 
 
+def compiled_class() -> type[MacroEngine] | None:
+    """The compiled engine, None if it was not built or cannot be loaded here."""
+    found = compiled_module("engine.macro")
+    return None if found is None else found.MacroEngine
+
+
+def file_of(module: str) -> str:
+    """Where a module's text lies below `sim/`, and below the package of the build."""
+    return module.replace(".", "/") + ".py"
+
+
 def copy_sources(folder: Path, name: str) -> None:
-    """The engine's files as package `name` in `folder`, naming each other there."""
-    (folder / name).mkdir(parents=True)
-    (folder / name / "__init__.py").write_text("")
-    for module in SOURCES:
-        text = (HERE / f"{module}.py").read_text()
-        for other in SOURCES:
-            text = text.replace(f"replicast.sim.engine.{other} ", f"{name}.{other} ")
-        (folder / name / f"{module}.py").write_text(text)
+    """The files of `SOURCES` as package `name` in `folder`, naming each other there."""
+    own = re.compile(rf"\b{re.escape(ROOT)}(?=\.(?:{'|'.join(map(re.escape, SOURCES))}) )")
+    for source in SOURCES:
+        path = folder / name / file_of(source)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for package in path.parents:
+            if package == folder:
+                break
+            (package / "__init__.py").touch()
+        path.write_text(own.sub(name, (SIM / file_of(source)).read_text()))
 
 
 def build() -> Path:
@@ -111,12 +134,12 @@ def build() -> Path:
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         work = Path(scratch) / "build"
         copy_sources(work, name)
-        arguments = [f"{name}/{module}.py" for module in MODULES] + ["--ignore-missing-imports"]
+        arguments = [f"{name}/{file_of(module)}" for module in MODULES] + ["--ignore-missing-imports"]
         (work / "setup.py").write_text(SETUP.format(name=name, arguments=arguments))
         types = Path(scratch) / "types"  # of `sim` alone: the package's root names all of the project
         (types / "replicast").mkdir(parents=True)
         (types / "replicast" / "__init__.py").touch()
-        (types / "replicast" / "sim").symlink_to(HERE.parent)
+        (types / "replicast" / "sim").symlink_to(SIM)
         done = subprocess.run(
             [sys.executable, "setup.py", "build_ext", "--inplace"],
             cwd=work,
