@@ -15,12 +15,17 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
+from replicast.calibration.hybrid import (
+    AttentionLayers,
+    GatedDeltaNet,
+    HybridShape,
+    Mamba2,
+    shape_from_config,
+)
+from replicast.calibration.precision import BYTES, Precision
 from replicast.sim.errors import InputError
-
-Precision = Literal["bf16", "fp8", "fp4"]
-BYTES: Mapping[str, float] = {"bf16": 2.0, "fp8": 1.0, "fp4": 0.5}
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +112,7 @@ class Model:
 
     `active` are parameters used by one token; `weight_bytes` what lies in memory. A mixture of experts with
     `experts` and `experts_per_token` reads more of its experts with every sequence of a step.
-    `state_bytes`: of linear-attention layers, a sequence.
+    `hybrid` models mix kinds of layers; `shape` says which, where it is known.
     """
 
     name: str
@@ -120,8 +125,8 @@ class Model:
     source: str
     experts: int = 1
     experts_per_token: int = 1
-    state_bytes: float = 0.0
     hybrid: bool = False
+    shape: HybridShape | None = None
     kv_dtype: Precision = "bf16"
     assumed: tuple[str, ...] = ()
 
@@ -137,6 +142,11 @@ class Model:
         return self.attention.kv_elements * BYTES[self.kv_dtype]
 
     @property
+    def sequence_bytes(self) -> float:
+        """Bytes that a step moves for each sequence beside its KV cache: states, windows."""
+        return self.shape.sequence_bytes(self.kv_dtype) if self.shape else 0.0
+
+    @property
     def pair_flops(self) -> float:
         """Operations of attention for one pair of tokens."""
         return self.attention.pair_flops
@@ -145,19 +155,25 @@ class Model:
 CARD = "model card and config.json"
 SWEEPS = "notes of the public agentic sweeps (aws-samples/sample-agentic-coding-harness-benchmarks)"
 
+# Layers of hybrid models, as their config.json states them.
+QWEN36 = HybridShape(AttentionLayers(10, 2, 256), GatedDeltaNet(30, 16, 32, 128))
+QWEN38 = HybridShape(AttentionLayers(16, 4, 256), GatedDeltaNet(48, 16, 48, 128))
+GEMMA4 = HybridShape(AttentionLayers(10, 4, 512), AttentionLayers(50, 16, 256, sliding_window=1024))
+NEMOTRON = HybridShape(AttentionLayers(12, 2, 128), Mamba2(48, 256, 64, groups=8, state_size=128))
+
 MODELS: Mapping[str, Model] = {
     model.name: model
     for model in (
         Model("qwen3.6-35b", 35.9e9, 3e9, "bf16", 72e9, gqa(10, 16, 2, 256), layers=40, experts=256,
-              experts_per_token=8, state_bytes=30 * 2.163e6, hybrid=True, source=SWEEPS),
+              experts_per_token=8, hybrid=True, shape=QWEN36, source=SWEEPS),
         Model("qwen3.6-35b-fp8", 35.9e9, 3e9, "fp8", 37.5e9, gqa(10, 16, 2, 256), layers=40, experts=256,
-              experts_per_token=8, state_bytes=30 * 2.163e6, hybrid=True, source=SWEEPS),
+              experts_per_token=8, hybrid=True, shape=QWEN36, source=SWEEPS),
         Model("qwen3-coder-30b", 30.5e9, 3.3e9, "bf16", 61e9, gqa(48, 32, 4, 128), layers=48, experts=128,
               experts_per_token=8, source=CARD),
         Model("qwen3.8-27b", 27e9, 27e9, "fp8", 29e9, gqa(16, 24, 4, 256), layers=64, hybrid=True,
-              state_bytes=48 * 3.207e6, source=SWEEPS, assumed=("24 query and 4 KV heads, as Qwen3.5-27B",)),
-        Model("gemma-4-31b", 31e9, 31e9, "bf16", 63e9, gqa(10, 32, 16, 128), layers=60, hybrid=True,
-              source=SWEEPS, assumed=("10 full-attention layers, 32 query and 16 KV heads, as Gemma 3",)),
+              shape=QWEN38, source=SWEEPS, assumed=("24 query heads, as Qwen3.5-27B",)),
+        Model("gemma-4-31b", 31e9, 31e9, "bf16", 63e9, gqa(10, 32, 4, 512), layers=60, hybrid=True,
+              shape=GEMMA4, source=CARD),
         Model("minicpm5-2b", 2.52e9, 2.52e9, "bf16", 5.03e9, gqa(42, 16, 2, 128), layers=42, source=SWEEPS,
               assumed=("16 query heads",)),
         Model("minimax-m2.5", 230e9, 10e9, "fp8", 230e9, gqa(62, 48, 8, 128), layers=62, experts=256,
@@ -177,8 +193,8 @@ MODELS: Mapping[str, Model] = {
         Model("deepseek-v3.2", 685e9, 37e9, "fp8", 689e9, mla(61, 128), layers=61, experts=256,
               experts_per_token=8, source=CARD),
         Model("devstral-2-123b", 123e9, 123e9, "fp8", 128e9, gqa(88, 96, 8, 128), layers=88, source=CARD),
-        Model("nemotron-ultra-550b", 550e9, 55e9, "fp4", 300e9, gqa(12, 64, 4, 128), layers=108, hybrid=True,
-              experts=512, experts_per_token=22, source=SWEEPS, assumed=("12 attention layers",)),
+        Model("nemotron-ultra-550b", 550e9, 55e9, "fp4", 352e9, gqa(12, 64, 2, 128), layers=108, hybrid=True,
+              shape=NEMOTRON, experts=512, experts_per_token=22, source=CARD),
         Model("qwen3-coder-480b", 480e9, 35e9, "fp8", 482e9, gqa(62, 96, 8, 128), layers=62, experts=160,
               experts_per_token=8, source=CARD),
         Model("codellama-34b", 33.7e9, 33.7e9, "bf16", 67.5e9, gqa(48, 64, 8, 128), layers=48, source=CARD),
@@ -238,6 +254,9 @@ def model_from_config(path: Path, parameters: float, active: float | None = None
         full = sum(kind == "full_attention" for kind in kinds) if kinds else layers
         rank = text.get("kv_lora_rank")
         kv_heads = int(text.get("num_key_value_heads") or heads)
+        shape = shape_from_config(text)
+        if shape is not None:
+            full, kv_heads, head = shape.full.layers, shape.full.kv_heads, shape.full.head_size
         attention = mla(layers, heads) if rank else gqa(full, heads, kv_heads, head)
         experts = int(
             text.get("num_experts") or text.get("n_routed_experts") or text.get("num_local_experts") or 1
@@ -270,6 +289,7 @@ def model_from_config(path: Path, parameters: float, active: float | None = None
         experts=experts,
         experts_per_token=experts_per_token,
         hybrid=full != layers,
+        shape=shape,
         attention=attention,
     )
 

@@ -1,10 +1,12 @@
-"""Sizes of a hybrid model's cache from its layers: block size, groups, blocks of the pool, tokens logged.
+"""Caches of a hybrid model from its layers: KV groups, block size, bytes of a block, tokens logged.
 
-vLLM's rules (`update_block_size_for_backend`, `_get_kv_cache_groups_uniform_page_size`):
+vLLM's rules (`update_block_size_for_backend`, `unify_kv_cache_spec_page_size`,
+`_get_kv_cache_groups_uniform_page_size`):
 
-1. All groups share one pool, so a page of any must be of one size: the block size is raised until the
-   attention page of a layer is at least as large as a layer's state,
+1. All groups share one pool, so a page of any layer must be of one size. Beside states the block size is
+   raised until the attention page of a layer is at least as large as a layer's state,
    `A x ceil(state bytes / (A x attention bytes per token))`, A = 16 or the backend's larger alignment.
+   Beside windows, layers with the smaller token get blocks of as many more tokens.
 2. Layers of one kind are split into groups of as many layers as the rarest kind has (of the commonest
    kind, where that has less than 1.5 times as many). A block is a page of each layer of a group.
 3. The boot log's "GPU KV cache size" is not blocks x block size: it is the number of requests of
@@ -19,89 +21,197 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from replicast.calibration.facts import BYTES, Precision
+from replicast.calibration.precision import BYTES, Precision
+from replicast.sim.config import EngineConfig
 from replicast.sim.kv_groups import KVGroup, blocks_per_request
 
 ALIGNMENT = 16
+CONV_BYTES, STATE_BYTES = 2, 4  # the model's dtype; fp32, the default of all of these models
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionLayers:
+    """Attention layers of one kind; with `sliding_window` only so many last tokens are held."""
+
+    layers: int
+    kv_heads: int
+    head_size: int
+    sliding_window: int | None = None
+
+    def token_bytes(self, dtype: Precision, tensor_parallel_size: int = 1) -> int:
+        """Bytes of one token in one layer on one rank, which holds a head at least."""
+        heads = max(self.kv_heads // tensor_parallel_size, 1)
+        return int(2 * heads * self.head_size * BYTES[dtype])
 
 
 @dataclass(frozen=True, slots=True)
 class GatedDeltaNet:
-    """Linear-attention layers of one kind; sizes as in the model's config.json."""
+    """Linear-attention layers; sizes as in the model's config.json."""
 
     layers: int
     key_heads: int
     value_heads: int
     head_size: int
     conv_kernel: int = 4
-    conv_bytes: int = 2  # of the model's dtype
-    state_bytes: int = 4  # fp32, vLLM's default
 
-    def bytes_per_layer(self, tensor_parallel_size: int) -> int:
+    def layer_bytes(self, tensor_parallel_size: int = 1) -> int:
         """One layer's state on one rank: what the convolution remembers, and the matrix a value head."""
         tp = tensor_parallel_size
         channels = (2 * self.key_heads + self.value_heads) * self.head_size // tp
         matrix = self.value_heads // tp * self.head_size * self.head_size
-        return channels * (self.conv_kernel - 1) * self.conv_bytes + matrix * self.state_bytes
+        return channels * (self.conv_kernel - 1) * CONV_BYTES + matrix * STATE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Mamba2:
+    """Mamba-2 layers; sizes as in the model's config.json."""
+
+    layers: int
+    heads: int
+    head_size: int
+    groups: int
+    state_size: int
+    conv_kernel: int = 4
+
+    def layer_bytes(self, tensor_parallel_size: int = 1) -> int:
+        """The same of a Mamba-2 layer; ranks beyond the groups hold copies of one."""
+        tp = tensor_parallel_size
+        channels = self.heads * self.head_size // tp + 2 * max(self.groups // tp, 1) * self.state_size
+        matrix = self.heads // tp * self.head_size * self.state_size
+        return channels * (self.conv_kernel - 1) * CONV_BYTES + matrix * STATE_BYTES
+
+
+class Caches(NamedTuple):
+    """What vLLM makes of a model's layers: `kv_groups` as a profile names them, `block_size` of the full
+    groups, bytes of one block on one rank.
+    """
+
+    kv_groups: str
+    block_size: int
+    block_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class HybridShape:
-    """Layers of a model that mixes full attention with states."""
+    """Layers of a model that mixes full attention with one other kind."""
 
-    full_layers: int
-    kv_heads: int
-    head_size: int
-    states: GatedDeltaNet
-
-    def attention_bytes(self, dtype: Precision, tensor_parallel_size: int) -> int:
-        """Bytes of one token in one full-attention layer on one rank, which holds a head at least."""
-        heads = max(self.kv_heads // tensor_parallel_size, 1)
-        return int(2 * heads * self.head_size * BYTES[dtype])
-
-    def block_size(self, dtype: Precision, tensor_parallel_size: int = 1, alignment: int = ALIGNMENT) -> int:
-        """Tokens of a block (rule 1).
-
-        >>> SHAPES["qwen3.6-35b"].block_size("bf16"), SHAPES["qwen3.6-35b"].block_size("fp8")
-        (1056, 2096)
-        """
-        per_step = alignment * self.attention_bytes(dtype, tensor_parallel_size)
-        return alignment * -(-self.states.bytes_per_layer(tensor_parallel_size) // per_step)
+    full: AttentionLayers
+    other: AttentionLayers | GatedDeltaNet | Mamba2
 
     @property
-    def group_layers(self) -> int:
-        """Layers of a group (rule 2)."""
-        few, many = sorted((self.full_layers, self.states.layers))
-        return many if many < 1.5 * few else few
+    def has_states(self) -> bool:
+        """Whether the other kind keeps a state."""
+        return not isinstance(self.other, AttentionLayers)
 
-    @property
-    def kv_groups(self) -> str:
-        """The groups, as a profile names them.
+    def caches(self, dtype: Precision, tensor_parallel_size: int = 1, alignment: int = ALIGNMENT) -> Caches:
+        """Groups and blocks (rules 1 and 2); `alignment` is the least block size.
 
-        >>> SHAPES["qwen3.6-35b"].kv_groups
-        'full, 3 x mamba'
+        >>> from replicast.calibration.facts import MODELS
+        >>> MODELS["qwen3.6-35b"].shape.caches("bf16")
+        Caches(kv_groups='full, 3 x mamba', block_size=1056, block_bytes=21626880)
+        >>> MODELS["gemma-4-31b"].shape.caches("bf16", 4)
+        Caches(kv_groups='full, 5 x sliding_window:1024@16', block_size=32, block_bytes=655360)
         """
-        counts = {
-            "full": -(-self.full_layers // self.group_layers),
-            "mamba": -(-self.states.layers // self.group_layers),
-        }
-        return ", ".join(kind if count == 1 else f"{count} x {kind}" for kind, count in counts.items())
+        token = self.full.token_bytes(dtype, tensor_parallel_size)
+        if isinstance(self.other, AttentionLayers):
+            window_token = self.other.token_bytes(dtype, tensor_parallel_size)
+            block = alignment * max(window_token // token, 1)
+            window_block = alignment * max(token // window_token, 1)
+            name = f"sliding_window:{self.other.sliding_window}"
+            name += f"@{window_block}" if window_block != block else ""
+        else:
+            block = alignment * -(-self.other.layer_bytes(tensor_parallel_size) // (alignment * token))
+            name = "mamba"
+        few, many = sorted((self.full.layers, self.other.layers))
+        size = many if many < 1.5 * few else few
+        counts = {"full": -(-self.full.layers // size), name: -(-self.other.layers // size)}
+        text = ", ".join(kind if count == 1 else f"{count} x {kind}" for kind, count in counts.items())
+        return Caches(text, block, size * block * token)
 
-    def block_bytes(self, dtype: Precision, tensor_parallel_size: int = 1) -> int:
-        """Bytes of one block on one rank."""
-        tp = tensor_parallel_size
-        return self.group_layers * self.block_size(dtype, tp) * self.attention_bytes(dtype, tp)
+    def sequence_bytes(self, dtype: Precision) -> float:
+        """Bytes that a step moves for each sequence whatever its context, over all ranks: windows are
+        read, states read and written.
+        """
+        other = self.other
+        if isinstance(other, AttentionLayers):
+            return float(other.layers * (other.sliding_window or 0) * other.token_bytes(dtype))
+        return 2.0 * other.layers * other.layer_bytes()
 
 
-GDN_35B = GatedDeltaNet(30, key_heads=16, value_heads=32, head_size=128)
-SHAPES: Mapping[str, HybridShape] = {
-    "qwen3.6-35b": HybridShape(10, kv_heads=2, head_size=256, states=GDN_35B),
-    "qwen3.6-35b-fp8": HybridShape(10, kv_heads=2, head_size=256, states=GDN_35B),
-    "qwen3.8-27b": HybridShape(16, kv_heads=4, head_size=256, states=GatedDeltaNet(48, 16, 48, 128)),
-}
+def shape_from_config(text: Mapping[str, Any]) -> HybridShape | None:
+    """The shape that a Hugging Face `config.json` states; None for a plain model, for kinds of layers not
+    known here and where sizes are missing.
+    """
+    try:
+        return _shape(text)
+    except KeyError:
+        return None
+
+
+def _shape(text: Mapping[str, Any]) -> HybridShape | None:
+    kinds = list(text.get("layer_types") or text.get("layers_block_type") or ())
+    count = {kind: kinds.count(kind) for kind in set(kinds)}
+    full_layers = count.get("full_attention", 0) + count.get("attention", 0)
+    heads = int(text["num_attention_heads"])
+    head_size = int(text.get("head_dim") or text["hidden_size"] // heads)
+    kv_heads = int(text.get("num_key_value_heads") or heads)
+    full = AttentionLayers(
+        full_layers,
+        int(text.get("num_global_key_value_heads") or kv_heads),
+        int(text.get("global_head_dim") or head_size),
+    )
+    if full_layers == 0 or full_layers == len(kinds):
+        return None
+    if layers := count.get("linear_attention"):
+        size = int(text["linear_key_head_dim"])
+        if size != int(text["linear_value_head_dim"]):
+            return None
+        return HybridShape(
+            full,
+            GatedDeltaNet(
+                layers,
+                int(text["linear_num_key_heads"]),
+                int(text["linear_num_value_heads"]),
+                size,
+                int(text["linear_conv_kernel_dim"]),
+            ),
+        )
+    if layers := count.get("mamba"):
+        return HybridShape(
+            full,
+            Mamba2(
+                layers,
+                int(text["mamba_num_heads"]),
+                int(text["mamba_head_dim"]),
+                int(text["n_groups"]),
+                int(text["ssm_state_size"]),
+                int(text["conv_kernel"]),
+            ),
+        )
+    if layers := count.get("sliding_attention"):
+        return HybridShape(full, AttentionLayers(layers, kv_heads, head_size, int(text["sliding_window"])))
+    return None
 
 
 def logged_tokens(num_gpu_blocks: int, groups: tuple[KVGroup, ...], max_model_len: int) -> int:
     """What the boot log calls the GPU KV cache size (rule 3)."""
     return int(num_gpu_blocks / blocks_per_request(groups, max_model_len) * max_model_len)
+
+
+def context_tokens(blocks: float, config: EngineConfig) -> float:
+    """Tokens of a decoding request that holds `blocks` on average over its groups.
+
+    A group's last block is half full; a window holds its blocks and one more, a state one.
+    """
+    groups = config.kv_groups
+    if groups is None:
+        return blocks * config.block_size
+    full = sum(group.kind == "full" for group in groups)
+    others = sum(
+        1.0 if group.sliding_window is None else group.sliding_window / group.block_size + 1.0
+        for group in groups
+        if group.kind != "full"
+    )
+    return max(((blocks - others) / full - 0.5) * config.block_size, 0.0)

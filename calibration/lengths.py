@@ -150,7 +150,7 @@ def _estimated(
         while_running = max(running, 1e-9)
         load_s, _ = seconds_of_load(level)
         shared = max(running * window_s / load_s - 1.0, 0.0) * load_s / window_s * SHARED_TOKENS
-        context = (usage * facts.pool_tokens + shared) / while_running
+        context = facts.context(usage / while_running) + shared / while_running
         ratio = generated / prompt_tokens if prompt_tokens and generated else 0.01
         return context / (1 + ratio / 2), "kv"
     waiting = level.waiting.mean if level.waiting else None

@@ -220,8 +220,8 @@ class LevelModel:
         scale = point.get("pool_scale", 1.0)
         if scale == 1.0:
             return config
-        blocks = max(round(scale * config.num_gpu_blocks), config.max_model_len // config.block_size + 2)
-        return replace(config, num_gpu_blocks=blocks)
+        least = 1 + self.facts.least_blocks
+        return replace(config, num_gpu_blocks=max(round(scale * config.num_gpu_blocks), least))
 
     def load(self, point: Point) -> LevelLoad:
         """What is asked of the generator."""

@@ -21,9 +21,10 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from replicast.calibration.facts import GPUS, Gpu, Model
-from replicast.calibration.hybrid import SHAPES, HybridShape
+from replicast.calibration.hybrid import Caches, Mamba2
 from replicast.calibration.profile import Profile, StepSeconds
 from replicast.sim.config import EngineArgs
+from replicast.sim.defaults import rules_of
 from replicast.sim.errors import InputError
 from replicast.sim.fleet.config import FrontEnd
 
@@ -71,7 +72,7 @@ def priors(model: Model, gpu: Gpu, tensor_parallel_size: int) -> dict[str, Prior
         ),
         "memory_per_seq_s": Prior(
             0.0,
-            (more + 2 * model.state_bytes) / (BANDWIDTH_SHARE * bandwidth) + _row_s(model, bandwidth),
+            (more + model.sequence_bytes) / (BANDWIDTH_SHARE * bandwidth) + _row_s(model, bandwidth),
             math.log(2.5),
         ),
         "compute_fixed_s": Prior(0.0, LAUNCH_S * model.layers + exchange, wide),
@@ -128,23 +129,33 @@ def expected_kv_tokens(
     model: Model, gpu: Gpu, tensor_parallel_size: int, gpu_memory_utilization: float = 0.90
 ) -> float:
     """Tokens of KV cache that memory leaves after weights and activations; 0 where the weights do not fit."""
+    ranks = model.attention.ranks(tensor_parallel_size)
+    return _cache_bytes(model, gpu, tensor_parallel_size, gpu_memory_utilization) * ranks / model.kv_bytes
+
+
+def _cache_bytes(model: Model, gpu: Gpu, tensor_parallel_size: int, gpu_memory_utilization: float) -> float:
+    """Bytes that memory leaves for the cache on one rank."""
     per_rank = gpu.memory_gib * 2**30 * (gpu_memory_utilization - RESERVED)
-    left = per_rank - model.weight_bytes / tensor_parallel_size
-    return max(left, 0.0) * model.attention.ranks(tensor_parallel_size) / model.kv_bytes
+    return max(per_rank - model.weight_bytes / tensor_parallel_size, 0.0)
 
 
-def _hybrid_args(args: EngineArgs, model: Model, shape: HybridShape, gpu: Gpu, tp: int) -> EngineArgs:
-    """Block size, groups and pool of a model with states, from its layers."""
-    args = replace(
-        args,
-        block_size=shape.block_size(model.kv_dtype, tp),
-        kv_groups=shape.kv_groups,
-        enable_prefix_caching=True if args.enable_prefix_caching is None else args.enable_prefix_caching,
-    )
-    if args.kv_cache_tokens is not None or args.num_gpu_blocks is not None:
-        return args
-    per_rank = expected_kv_tokens(model, gpu, tp) * model.kv_bytes / tp
-    return replace(args, num_gpu_blocks=int(per_rank // shape.block_bytes(model.kv_dtype, tp)))
+def caches_of(model: Model, tensor_parallel_size: int, vllm_version: str) -> Caches | None:
+    """The KV groups of a hybrid model; None for plain ones and where they are not known or not modelled.
+
+    0.25 keeps a Mamba-2 state at every block ("all"), which is not modelled.
+    """
+    shape = model.shape
+    if shape is None or (isinstance(shape.other, Mamba2) and rules_of(vllm_version)[0] == "0.25.1"):
+        return None
+    return shape.caches(model.kv_dtype, tensor_parallel_size)
+
+
+def expected_blocks(
+    caches: Caches, model: Model, gpu: Gpu, tensor_parallel_size: int, gpu_memory_utilization: float = 0.90
+) -> int:
+    """Blocks of the pool that memory leaves, the null block included."""
+    left = _cache_bytes(model, gpu, tensor_parallel_size, gpu_memory_utilization)
+    return int(left // caches.block_bytes)
 
 
 def check_peak(steps: StepSeconds, bounds: Priors) -> list[str]:
@@ -202,10 +213,14 @@ def estimate(
         *(f"Assumed: {text}." for text in model.assumed),
     ]
     args = engine or EngineArgs()
-    shape = SHAPES.get(model.name)
-    if shape is not None and args.block_size is None and args.kv_groups is None:
-        args = _hybrid_args(args, model, shape, gpu, tensor_parallel_size)
-    elif model.hybrid:
+    caches = caches_of(model, tensor_parallel_size, vllm_version)
+    if caches is not None and args.block_size is None and args.kv_groups is None:
+        args = replace(args, kv_groups=caches.kv_groups, block_size=caches.block_size)
+        if args.enable_prefix_caching is None:
+            args = replace(args, enable_prefix_caching=True)
+        if args.kv_cache_tokens is None and args.num_gpu_blocks is None:
+            args = replace(args, num_gpu_blocks=expected_blocks(caches, model, gpu, tensor_parallel_size))
+    elif model.hybrid and args.kv_groups is None:
         notes.append("The model is hybrid; its KV groups are taken as one group of full attention.")
     if args.kv_cache_tokens is None and args.num_gpu_blocks is None:
         block = args.block_size or 16

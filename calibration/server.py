@@ -2,24 +2,24 @@
 
 Given facts come from the sweep itself (boot log, labels), from the caller, or, for the GPU, from the instance
 type. What is still unset follows vLLM's own defaults (`replicast.sim.defaults`), the KV pool follows from
-memory. Each step of that is named in `notes`.
+memory, KV groups and block size of a hybrid model from its layers. Each step of that is named in `notes`.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from replicast.calibration.facts import INSTANCES, PRICES, Attention, Gpu, Model, find_gpu, find_model
-from replicast.calibration.physics import Priors, expected_kv_tokens, priors
+from replicast.calibration.hybrid import context_tokens
+from replicast.calibration.physics import Priors, caches_of, expected_blocks, expected_kv_tokens, priors
+from replicast.calibration.pool import IN_FLIGHT, hybrid_pool, plain_pool
 from replicast.calibration.sweep import Given, Sweep, SweepLevel
 from replicast.sim.config import EngineArgs, EngineConfig
 from replicast.sim.defaults import resolve
 from replicast.sim.errors import InputError
-
-LONGEST = 200_000
-HOLDS_MORE = 1.1  # a pool must hold what the gauges saw
+from replicast.sim.kv_groups import blocks_per_request
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,14 +40,34 @@ class ServerFacts:
 
     @property
     def pool_tokens(self) -> float:
-        """Tokens of KV cache that requests can hold."""
+        """Tokens of KV cache that requests can hold, if windows and states took none."""
         return float(self.config.num_usable_blocks * self.config.block_size)
+
+    @property
+    def least_blocks(self) -> int:
+        """Blocks that one request of max_model_len needs."""
+        config = self.config
+        if config.kv_groups is None:
+            return -(-config.max_model_len // config.block_size)
+        return blocks_per_request(config.kv_groups, config.max_model_len, IN_FLIGHT)
+
+    def context(self, share: float) -> float:
+        """Tokens of a running request that holds `share` of the KV pool."""
+        return context_tokens(share * self.config.num_usable_blocks, self.config)
 
 
 def server_facts(
-    sweep: Sweep, given: Given | None = None, *, hardware: str | None = None, model: Model | None = None
+    sweep: Sweep,
+    given: Given | None = None,
+    *,
+    hardware: str | None = None,
+    model: Model | None = None,
+    kv_groups: bool = True,
 ) -> ServerFacts:
-    """Facts about the server of `sweep`; `given`, `hardware` and `model` beat what the sweep says."""
+    """Facts about the server of `sweep`; `given`, `hardware` and `model` beat what the sweep says.
+
+    Without `kv_groups` a hybrid model is taken for one of full attention: to see what they explain.
+    """
     told = (given or Given()).over(sweep.given)
     notes: list[str] = []
     gpu, count = _gpu(told, hardware, sweep.source)
@@ -63,47 +83,49 @@ def server_facts(
     notes += [f"{found.name}: {text} (assumed)" for text in found.assumed]
     utilization = told.gpu_memory_utilization or 0.90
     expected = expected_kv_tokens(found, gpu, tp, utilization)
-    block = told.block_size or 16
-    pool, pool_given = told.kv_pool_tokens, True
-    if told.num_gpu_blocks is not None:
-        pool = (told.num_gpu_blocks - 1) * block
-    if pool is None:
-        pool_given = False
-        pool = int(max(expected, _least_pool(told)))
-        notes.append(f"the KV pool is not given: {pool:,} tokens, as memory leaves them")
-    elif known and not 0.4 < pool / max(expected, 1.0) < 2.5:
-        notes.append(
-            f"the given KV pool of {pool:,} tokens is far from the {expected:,.0f} that memory leaves"
-        )
+    version = told.vllm_version or "0.27.1"
+    caches = caches_of(found, tp, version)
+    if caches is not None and not kv_groups:
+        # The logged tokens are then the pool: blocks are those of the groups.
+        told, caches = replace(told, num_gpu_blocks=None, block_size=None), None
+    if caches is None:
+        pool = plain_pool(told, expected, known=known)
+    else:
+        blocks = expected_blocks(caches, found, gpu, tp, utilization)
+        pool = hybrid_pool(told, caches, blocks, version, gpu.memory_gib)
+    notes += pool.notes
     if told.max_num_batched_tokens is None:
         notes.append("max_num_batched_tokens is not given: vLLM's default for the device")
-    version = told.vllm_version or "0.27.1"
     if told.vllm_version is None:
         notes.append(f"the vLLM version is not told: {version} is taken")
     if found.hybrid:
         notes.append(
-            "hybrid model: its cache modes are not simulated; computed tokens a request are a load latent"
+            "hybrid model: its caches are not simulated; computed tokens a request are a load latent"
+            if caches is None
+            else f"hybrid model: KV groups {caches.kv_groups}, blocks of {pool.args.block_size:,} tokens"
         )
-    args = EngineArgs(
-        kv_cache_tokens=max(pool // block, 8) * block,
-        block_size=block,
-        max_model_len=min(told.max_model_len or LONGEST, max(pool - block, 1024)),
-        max_num_batched_tokens=told.max_num_batched_tokens,
+    args = replace(
+        pool.args,
+        max_num_batched_tokens=pool.args.max_num_batched_tokens or told.max_num_batched_tokens,
         max_num_seqs=told.max_num_seqs,
         enable_prefix_caching=True if told.enable_prefix_caching is None else told.enable_prefix_caching,
         enable_chunked_prefill=told.enable_chunked_prefill,
     )
     named = EngineArgs(vllm_version=version, device=gpu.name, device_memory_gib=gpu.memory_gib)
+    config = resolve(args, named).config
+    if caches is not None:
+        # In blocks, which stay what they are when the profile allows longer requests.
+        args = replace(args, kv_cache_tokens=None, num_gpu_blocks=config.num_gpu_blocks)
     return ServerFacts(
         model=found,
         gpu=gpu,
         tensor_parallel_size=tp,
         vllm_version=version,
         args=args,
-        config=resolve(args, named).config,
+        config=config,
         priors=priors(found, gpu, tp),
         expected_pool_tokens=expected,
-        pool_is_given=pool_given,
+        pool_is_given=pool.given,
         known_model=known,
         notes=tuple(notes),
     )
@@ -162,10 +184,6 @@ def _stand_in(sweep: Sweep, gpu: Gpu, tp: int) -> Model:
         layers=48,
         source="read off the sweep",
     )
-
-
-def _least_pool(told: Given) -> float:
-    return HOLDS_MORE * (told.max_model_len or LONGEST)
 
 
 def seconds_of_load(level: SweepLevel) -> tuple[float, float]:
