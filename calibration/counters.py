@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from replicast.calibration.generate import CollectorSession, EngineState, HistogramState, Scrape, edges_of
-from replicast.calibration.harness import ServerModel, generated, run_level
+from replicast.calibration.harness import ServerModel, run_level
 from replicast.calibration.workload import LevelLoad
 from replicast.sim.fleet.result import RunResult
 
@@ -73,7 +73,7 @@ def collect(
     first = records.arrival_s + ttft
     began, done = ~np.isnan(ttft), records.finished
     end = np.where(done, first + records.decode_s, cut_s)
-    outputs = generated(records, cut_s)
+    outputs = records.output_tokens.astype(float)
     counters = {
         "prompt_tokens_total": _steps(first[began], records.prompt_tokens[began].astype(float), times),
         "prompt_tokens_cached_total": _steps(first[began], records.cached_tokens[began].astype(float), times),
