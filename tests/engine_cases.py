@@ -15,8 +15,8 @@ from typing import Any
 from replicast.sim.config import EngineConfig
 from replicast.sim.engine import Engine
 from replicast.sim.engine.content_tree import ContentTree, Node
+from replicast.sim.engine.hybrid.block_hash import BlockHashes
 from replicast.sim.engine.step_time import StepTime
-from replicast.sim.engine.stepwise.block_hash import BlockHashes
 from replicast.sim.request import Request
 from replicast.sim.workload import Content, Segment, cut, join, num_tokens
 
@@ -251,6 +251,12 @@ def _draw_step_time(rng: random.Random) -> StepTime:
 def stepwise_free_queue(engine: Any, requests: list[Request]) -> list[int | None]:
     """What the free blocks cache, in the order in which they will be taken."""
     pool = engine._scheduler.kv_cache.pool
+    return [pool.block_hash[block] for block in pool.free_queue]
+
+
+def hybrid_free_queue(engine: Any, requests: list[Request]) -> list[int | None]:
+    """The same of the product's engine of hybrid models."""
+    pool = engine.manager.pool
     return [pool.block_hash[block] for block in pool.free_queue]
 
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from replicast.sim.engine.block_pool import RequestBlocks
+from replicast.sim.engine.hybrid.block_hash import BlockHashes
+from replicast.sim.engine.hybrid.kv_cache import KVCacheManager
+from replicast.sim.engine.hybrid.kv_cache import RequestBlocks as Blocks
 from replicast.sim.engine.kv_cache import KVCache
-from replicast.sim.engine.stepwise.block_hash import BlockHashes
-from replicast.sim.engine.stepwise.kv_cache import KVCacheManager
-from replicast.sim.engine.stepwise.kv_cache import RequestBlocks as Blocks
 from replicast.sim.workload import Content, Segment, cut, join, num_tokens
 
 

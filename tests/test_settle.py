@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from replicast.sim.config import EngineConfig
 from replicast.sim.engine import Engine
+from replicast.sim.engine.hybrid.engine import HybridEngine
 from replicast.sim.engine.macro import MacroEngine
 from replicast.sim.engine.step_time import StepTime
 from replicast.sim.engine.stepwise.engine import StepwiseEngine
-from replicast.sim.engine.stepwise.leaps import HybridEngine
+from replicast.sim.kv_groups import KVGroup
 from replicast.sim.request import Request
 from replicast.sim.ticks import Tick
 from replicast.sim.workload import Segment
@@ -82,6 +84,14 @@ def test_jumps_settle_as_steps_do(seed: int) -> None:
     assert run_until(MacroEngine, case(seed, 16)) == run_until(StepwiseEngine, case(seed, 16))
 
 
-@pytest.mark.parametrize("seed", range(60))
-def test_leaps_settle_as_steps_do(seed: int) -> None:
-    assert run_until(HybridEngine, case(seed, 128)) == run_until(StepwiseEngine, case(seed, 128))
+@pytest.mark.parametrize("seed", range(100))
+def test_hybrid_jumps_settle_as_steps_do(seed: int) -> None:
+    groups = (
+        (KVGroup("full", 64), KVGroup("mamba", 64)),
+        (KVGroup("full", 64), KVGroup("sliding_window", 64, 99)),
+    )
+    config, *rest = case(seed, 64)
+    hybrid = replace(config, kv_groups=groups[seed % 2])
+    assert run_until(HybridEngine, (hybrid, *case(seed, 64)[1:])) == run_until(
+        StepwiseEngine, (hybrid, *rest)
+    )

@@ -65,7 +65,7 @@ def can_jump(engine: MacroEngine) -> bool:
             in_flight.add(state)
     running = engine.scheduler.running
     for state in running:
-        if _is_half_done(state):
+        if is_half_done(state):
             if state is not running[-1] or engine.config.long_prefill_token_threshold:
                 return False
         elif engine.is_async and (state not in in_flight or not state.num_output_placeholders):
@@ -73,7 +73,7 @@ def can_jump(engine: MacroEngine) -> bool:
     return True
 
 
-def _is_half_done(state: RequestState) -> bool:
+def is_half_done(state: RequestState) -> bool:
     request = state.request
     return request.num_computed_tokens + 1 < request.num_tokens + state.num_output_placeholders or (
         state.is_prefill_chunk
@@ -82,7 +82,7 @@ def _is_half_done(state: RequestState) -> bool:
 
 def enter_jumps(engine: MacroEngine) -> None:
     """Sum up the running requests, if none of them publishes what another does."""
-    decoding = [state for state in engine.scheduler.running if not _is_half_done(state)]
+    decoding = [state for state in engine.scheduler.running if not is_half_done(state)]
     if not all(engine.mark_writer(state) for state in decoding):
         for state in decoding:
             engine.unmark_writer(state)
@@ -94,7 +94,7 @@ def enter_jumps(engine: MacroEngine) -> None:
     for seat, state in enumerate(engine.scheduler.running, engine.next_seat):
         request = state.request
         state.seat = seat
-        if _is_half_done(state):
+        if is_half_done(state):
             engine.prefill = state
             engine.prefill_computed = request.num_computed_tokens
             continue

@@ -7,13 +7,13 @@ from dataclasses import replace
 from replicast.sim.config import EngineConfig
 from replicast.sim.engine import Engine
 from replicast.sim.engine.compiled import engine_class
+from replicast.sim.engine.hybrid.engine import HybridEngine
 from replicast.sim.engine.step_time import StepTime
-from replicast.sim.engine.stepwise.leaps import HybridEngine
 from replicast.sim.kv_groups import KVGroup
 
 
 def make_engine(config: EngineConfig, step_time: StepTime) -> Engine:
-    """A fresh replica, empty at tick 0. Hybrid models have their own, which is slower."""
+    """A fresh replica, empty at tick 0. Hybrid models have an engine of their own."""
     if config.kv_groups == (KVGroup("full", config.block_size),):
         config = replace(config, kv_groups=None)
     if config.kv_groups is not None:

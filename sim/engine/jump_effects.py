@@ -38,7 +38,7 @@ class JumpEffects:
         self.compute_fixed = step_time.compute_fixed
         self.compute_per_token = step_time.compute_per_token
         self.compute_per_pair = step_time.compute_per_pair
-        self.scheduler = Scheduler(config, self.stats)
+        self.scheduler = self._make_scheduler()
         self.cache = self.scheduler.kv_cache
         self.cache.sync = self._sync
         self.is_async = config.async_scheduling
@@ -66,6 +66,11 @@ class JumpEffects:
         self._taken = 0  # blocks of its first step, taken already
         self._blocked: RequestState | None = None  # 0.25: the head that is tried in each step
         self._blocked_hits = 0
+
+    def _make_scheduler(self) -> Scheduler:
+        """What makes single steps, and holds the cache."""
+        assert self.config.kv_groups is None, "hybrid models have an engine of their own"
+        return Scheduler(self.config, self.stats)
 
     # What came of it
 
@@ -99,22 +104,18 @@ class JumpEffects:
                 finished.append(state)
 
     def _apply_jump(self, now: Tick) -> None:
-        k, clock, decodes, cache = self._k, self.clock, self.decodes, self.cache
-        count = decodes.count
+        k, clock, count = self._k, self.clock, self.decodes.count
         tokens = k * count
-        blocks = decodes.num_new_blocks(clock, k) - self._taken
+        self._take_blocks(k)
         prefill = self.prefill
-        if prefill is None:
-            if blocks:
-                cache.take(blocks)
-        else:
+        if prefill is not None:
             chunk = self.scheduler.token_budget - count
             tokens += k * chunk
             self.prefill_computed = done = self.prefill_computed + k * chunk
             need = -(-(done) // self._block_size) - prefill.num_blocks
-            cache.take(blocks + need)
+            self.cache.take(need)
             prefill.num_blocks += need
-            cache.publish(prefill, done)
+            self.cache.publish(prefill, done)
         if self._blocked is not None:  # 0.25 tried it in every step
             self.scheduler.count_look_up(self._blocked.request, self._blocked_hits, k - 1)
             self._blocked = None
@@ -132,12 +133,10 @@ class JumpEffects:
         self._has_tail = False
         decodes, clock = self.decodes, self.clock
         count = decodes.count
-        self.clock = clock + 1
         if not count:
+            self.clock = clock + 1
             return
-        blocks = decodes.num_new_blocks(clock, 1)
-        if blocks:
-            self.cache.take(blocks)
+        self._take_blocks(1)
         computed = decodes.base_sum + (clock + 1) * count
         duration = max(
             self.memory_fixed + self.memory_per_kv_token * computed + self.memory_per_seq * count,
@@ -145,8 +144,16 @@ class JumpEffects:
             1,
         )
         self.gpu_free += duration
+        self.clock = clock + 1
         self.num_jumped_steps += 1
         self._count(1, count, duration)
+
+    def _take_blocks(self, k: int) -> None:
+        """What the decodes take in the `k` steps from `clock` on."""
+        blocks = self.decodes.num_new_blocks(self.clock, k) - self._taken
+        self._taken = 0
+        if blocks:
+            self.cache.take(blocks)
 
     def _count(self, k: int, tokens: int, duration: Tick) -> None:
         stats = self.stats
@@ -159,10 +166,9 @@ class JumpEffects:
             stats.peak_used_blocks = used
 
     def _finish(self, state: RequestState, now: Tick) -> Request:
-        """A request got its last token: all its full blocks are published, then freed."""
+        """A request got its last token."""
         request = state.request
         computed = request.num_prompt_tokens + state.num_outputs - 1
-        state.num_blocks = -(-(computed + state.runs_past_eos) // self._block_size)
         request.num_output_tokens = state.num_outputs
         request.num_computed_tokens = computed
         request.finish_tick = now
@@ -170,11 +176,16 @@ class JumpEffects:
             request.status = STOPPED
         else:
             request.status = LENGTH_CAPPED
-        self.unmark_writer(state)
-        self.cache.finish(state, computed)
+        self._give_up_blocks(state, computed)
         self.scheduler.running.remove(state)
         request.state = None
         return request
+
+    def _give_up_blocks(self, state: RequestState, computed: int) -> None:
+        """All its full blocks are published, then freed."""
+        state.num_blocks = -(-(computed + state.runs_past_eos) // self._block_size)
+        self.unmark_writer(state)
+        self.cache.finish(state, computed)
 
     # Who publishes where
 

@@ -18,7 +18,6 @@ from replicast.sim.engine.request_state import RequestState, SchedulerOutput
 from replicast.sim.engine.scheduler import RUNNING
 from replicast.sim.engine.settle import settle
 from replicast.sim.engine.step_time import StepLoad, StepTime, row_pairs
-from replicast.sim.errors import InputError
 from replicast.sim.request import Request, RequestStatus
 from replicast.sim.ticks import TICKS_PER_MS, Tick
 
@@ -27,11 +26,6 @@ class MacroEngine(MixedSteps):
     """`Engine` by jumps."""
 
     def __init__(self, config: EngineConfig, step_time: StepTime) -> None:
-        if config.kv_groups is not None:
-            raise InputError(
-                "the fast engine has one KV group of full attention only",
-                remedy="Use the stepwise engine for hybrid models.",
-            )
         super().__init__(config, step_time)
         self.may_jump = (
             config.num_speculative_tokens == 0
@@ -105,8 +99,8 @@ class MacroEngine(MixedSteps):
         while True:
             if self._input_queue or self._aborts:
                 self._drain_input(now)
-            if not self.is_jumping and can_jump(self):
-                enter_jumps(self)
+            if not self.is_jumping and self._can_jump():
+                self._enter_jumps()
             if self.is_jumping:
                 if self._plan(now):
                     if self.next_tick != now:
@@ -114,7 +108,7 @@ class MacroEngine(MixedSteps):
                     self.next_tick = None
                     self._apply(now)  # asynchronous: the step after a first one is planned at once
                     continue
-                leave_jumps(self, now)
+                self._leave_jumps(now)
             if not self._step_row_by_row(now):
                 break
         if self.in_flight:
@@ -152,7 +146,7 @@ class MacroEngine(MixedSteps):
             scheduler.add_request(request)
         self._input_queue.clear()
         if self.is_jumping and not self.may_jump:
-            leave_jumps(self, now)
+            self._leave_jumps(now)
         if self._aborts:
             self._drain_aborts(now)
 
@@ -161,12 +155,23 @@ class MacroEngine(MixedSteps):
             if request.status >= RequestStatus.FINISHED_STOPPED:
                 continue
             if self.is_jumping and request.status == RUNNING:
-                leave_jumps(self, now)
+                self._leave_jumps(now)
             if request.first_token_tick is not None and request.first_token_tick > now:
                 request.first_token_tick = None  # it was on its way
             assert isinstance(request.state, RequestState)
             self.scheduler.abort(request.state)
         self._aborts.clear()
+
+    # Between jumps and single steps
+
+    def _can_jump(self) -> bool:
+        return can_jump(self)
+
+    def _enter_jumps(self) -> None:
+        enter_jumps(self)
+
+    def _leave_jumps(self, now: Tick) -> None:
+        leave_jumps(self, now)
 
     # Row by row
 

@@ -34,7 +34,7 @@ STOPPED, LENGTH_CAPPED = RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_
 
 
 @dataclass(slots=True)
-class _Step:
+class Step:
     """A schedule() call under way."""
 
     token_budget: int
@@ -128,7 +128,7 @@ class Scheduler:
             self._last_prefill_step = self._num_executed_steps
         return SchedulerOutput(rows, step.preempted)
 
-    def _new_step(self) -> _Step:
+    def _new_step(self) -> Step:
         config = self.config
         threshold = config.long_prefill_token_threshold
         if threshold and not self.is_25:
@@ -137,9 +137,9 @@ class Scheduler:
                 threshold = 0  # nobody to protect from a long prompt
             elif config.long_prefill_token_threshold_adaptive:
                 threshold = max(threshold, config.max_num_batched_tokens // num_requests)
-        return _Step(self.token_budget, threshold, self._must_defer_prefills())
+        return Step(self.token_budget, threshold, self._must_defer_prefills())
 
-    def _schedule_running(self, step: _Step) -> None:
+    def _schedule_running(self, step: Step) -> None:
         index = 0
         while index < len(self.running) and step.token_budget > 0:
             state = self.running[index]
@@ -159,7 +159,7 @@ class Scheduler:
             self._schedule_one_running(step, state, num_new)
             index += 1
 
-    def _num_new_tokens(self, state: RequestState, step: _Step) -> int:
+    def _num_new_tokens(self, state: RequestState, step: Step) -> int:
         request = state.request
         computed, placeholders = request.num_computed_tokens, state.num_output_placeholders
         if placeholders and computed + 2 - placeholders >= request.num_prompt_tokens + state.max_tokens:
@@ -171,7 +171,7 @@ class Scheduler:
             num_new = step.long_prefill_token_threshold
         return min(num_new, step.token_budget, self.config.max_model_len - computed - 1)
 
-    def _schedule_one_running(self, step: _Step, state: RequestState, num_new: int) -> None:
+    def _schedule_one_running(self, step: Step, state: RequestState, num_new: int) -> None:
         request = state.request
         computed = request.num_computed_tokens
         past_known = num_new + computed - request.num_tokens - state.num_output_placeholders
@@ -181,7 +181,7 @@ class Scheduler:
         step.has_running_rows = True
         step.add(ScheduledRow(state, num_new, computed, num_drafts, 0))
 
-    def _preempt_one(self, step: _Step, index: int) -> int:
+    def _preempt_one(self, step: Step, index: int) -> int:
         """Preempt a victim while `running[index]` asks for blocks; the asker's index afterwards."""
         if self.config.scheduling_policy == "priority":
             victim = max(self.running, key=lambda s: (s.request.priority, s.request.arrival_tick))
@@ -210,7 +210,7 @@ class Scheduler:
         self.waiting.prepend(state)
         self.stats.num_preemptions += 1
 
-    def _schedule_waiting(self, step: _Step) -> None:
+    def _schedule_waiting(self, step: Step) -> None:
         while self.waiting and step.token_budget > 0 and len(self.running) < self.seats:
             state = self.waiting.peek()
             num_tokens = state.request.num_tokens
@@ -241,7 +241,7 @@ class Scheduler:
         if not step.defer_prefills:
             self._prefill_capacity_bound = len(self.waiting) > 0
 
-    def _first_chunk(self, num_tokens: int, num_hit_tokens: int, step: _Step) -> tuple[int, int] | None:
+    def _first_chunk(self, num_tokens: int, num_hit_tokens: int, step: Step) -> tuple[int, int] | None:
         """(tokens, drafts) of a waiting request's first step; None if it must not start now."""
         num_new, num_drafts = num_tokens - num_hit_tokens, 0
         if num_new == 1 and self._pads_decode(step, num_hit_tokens):
@@ -264,7 +264,7 @@ class Scheduler:
             num_new, num_drafts = 1, 0  # cut padding is worth nothing
         return num_new, num_drafts
 
-    def _pads_decode(self, step: _Step, num_hit_tokens: int) -> bool:
+    def _pads_decode(self, step: Step, num_hit_tokens: int) -> bool:
         """Speculation pads a one-token admission, so that a step of decodes stays uniform."""
         if not self.config.num_speculative_tokens or step.prefill_was_running:
             return False

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, cast
 
 from replicast.sim.config import EngineConfig
-from replicast.sim.engine.stepwise.block_hash import BlockHashes
-from replicast.sim.engine.stepwise.kv_cache import RequestBlocks
+from replicast.sim.engine.hybrid.block_hash import BlockHashes
+from replicast.sim.engine.hybrid.kv_cache import RequestBlocks
 from replicast.sim.kv_groups import KVGroup, hash_block_size
 from replicast.sim.request import Request
 

@@ -27,8 +27,8 @@ from __future__ import annotations
 
 from replicast.sim.config import EngineConfig
 from replicast.sim.engine import EngineStats
-from replicast.sim.engine.stepwise.chunks import aligned_chunk
-from replicast.sim.engine.stepwise.kv_cache import KVCacheManager
+from replicast.sim.engine.hybrid.chunks import aligned_chunk
+from replicast.sim.engine.hybrid.kv_cache import KVCacheManager
 from replicast.sim.engine.stepwise.output import (
     Admission,
     RequestOutput,

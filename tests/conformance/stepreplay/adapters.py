@@ -8,13 +8,12 @@ from typing import Protocol
 
 from replicast.sim.config import EngineConfig
 from replicast.sim.engine import EngineStats
-from replicast.sim.engine.stepwise.kv_cache import KVCacheManager
-from replicast.sim.engine.stepwise.leaps import QuietCache, may_leap
 from replicast.sim.engine.stepwise.output import RequestOutput, SchedulerOutput, state_of
 from replicast.sim.engine.stepwise.scheduler import Scheduler
 from replicast.sim.kv_groups import KVGroup
 from replicast.sim.request import Request
 
+from .hybrid_product import HybridProduct
 from .product import Product
 
 
@@ -68,11 +67,9 @@ class SteppedEngine(Protocol):
 class Stepwise:
     """The per-step, per-block scheduler."""
 
-    def __init__(self, config: EngineConfig, cache: KVCacheManager | None = None) -> None:
+    def __init__(self, config: EngineConfig) -> None:
         self.stats = EngineStats()
         self._scheduler = Scheduler(config, self.stats)
-        if cache is not None:
-            self._scheduler.kv_cache = cache
         self._pool = self._scheduler.kv_cache.pool
         self.num_untold = 0
 
@@ -120,12 +117,12 @@ class Stepwise:
 
 
 def product(config: EngineConfig) -> SteppedEngine:
-    """The engine that fleets use; of hybrid models its scheduler, whose leaps repeat the step before."""
+    """The engine that fleets use; hybrid models have one of their own."""
     if config.kv_groups == (KVGroup("full", config.block_size),):
         config = replace(config, kv_groups=None)
     if config.kv_groups is None:
         return Product(config)
-    return Stepwise(config, QuietCache.of(config) if may_leap(config) else None)
+    return HybridProduct(config)
 
 
 ENGINES: Mapping[str, Callable[[EngineConfig], SteppedEngine]] = {"product": product, "reference": Stepwise}

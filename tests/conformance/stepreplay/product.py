@@ -17,7 +17,6 @@ from typing import Any
 from replicast.sim.config import EngineConfig
 from replicast.sim.engine import EngineStats
 from replicast.sim.engine.block_pool import RequestBlocks
-from replicast.sim.engine.conversion import can_jump, enter_jumps, leave_jumps
 from replicast.sim.engine.kv_cache import KVCache, cdiv
 from replicast.sim.engine.macro import MacroEngine
 from replicast.sim.engine.request_state import RequestState
@@ -107,14 +106,18 @@ class Product:
     """The engine as the driver of recordings wants it."""
 
     def __init__(self, config: EngineConfig) -> None:
-        self.engine = _Engine(config)
+        self.engine = self._make_engine(config)
         self.num_untold = 0
         self.num_handed_out = 0  # steps of jumps, but for their first
         self._step = 0  # steps of the jump under way already handed out; 0: no jump
         self._is_planned = False  # a plan that is not applied yet
         self._decoding: list[tuple[RequestState, int]] = []
         self._prefill: tuple[RequestState, int, int] | None = None
+        self._half_done: list[tuple[RequestState, int]] = []
         self._in_flight = 0  # steps with rows that the driver has not updated from
+
+    def _make_engine(self, config: EngineConfig) -> Any:
+        return _Engine(config)
 
     # What the driver looks at
 
@@ -208,8 +211,8 @@ class Product:
         else:
             engine._drain_input(0)
             waited = {request.request_id: request.status for request in self.waiting}
-            if not engine.is_jumping and can_jump(engine):
-                enter_jumps(engine)
+            if not engine.is_jumping and engine._can_jump():
+                engine._enter_jumps()
             rows, preempted = self._plan(waited)
             if engine.is_jumping:
                 self._number_blocks(rows)
@@ -257,24 +260,25 @@ class Product:
         engine = self.engine
         if engine.is_jumping:
             clock = engine.clock
+            self._half_done = self._look_at_prompts()
+            prompts = [state for state, _ in self._half_done]
             self._decoding = [
                 (state, state.base + clock)
                 for state in engine.scheduler.running
-                if state is not engine.prefill and state.leave > clock
+                if state not in prompts and state.leave > clock
             ]
-            half_done, done = engine.prefill, engine.prefill_computed
             engine.admitted = []
             engine.next_tick = None
             if engine._plan(0):
                 self._is_planned = True
                 if engine._k:
                     self._step = 1
-                    if half_done is not None:
+                    if engine.prefill is not None:
                         chunk = engine.scheduler.token_budget - engine.decodes.count
-                        self._prefill = (half_done, done, chunk)
+                        self._prefill = (engine.prefill, engine.prefill_computed, chunk)
                     return self._rows_of_jump(), []
-                return self._rows_of_mixed_step(half_done, done, waited), []
-            leave_jumps(engine, 0)
+                return self._rows_of_mixed_step(waited), []
+            engine._leave_jumps(0)
         made = engine.scheduler.schedule()
         if made.rows:
             engine.in_flight.append((made, 1))
@@ -310,13 +314,21 @@ class Product:
             )
         return rows
 
-    def _rows_of_mixed_step(
-        self, half_done: RequestState | None, done: int, waited: dict[int, RequestStatus]
-    ) -> list[ScheduledRow]:
+    def _look_at_prompts(self) -> list[tuple[RequestState, int]]:
+        """Half-done prompts, and what of them is computed."""
+        engine = self.engine
+        return [] if engine.prefill is None else [(engine.prefill, engine.prefill_computed)]
+
+    def _rows_of_mixed_step(self, waited: dict[int, RequestStatus]) -> list[ScheduledRow]:
         rows = [self._decode_row(state, computed) for state, computed in self._decoding]
-        if half_done is not None:
+        for half_done, done in self._half_done:
             known = half_done.request.num_tokens
             rows.append(ScheduledRow(half_done.request, known - done, done, known, 0, 1, None))
+        rows += self._rows_of_admissions(waited)
+        return rows
+
+    def _rows_of_admissions(self, waited: dict[int, RequestStatus]) -> list[ScheduledRow]:
+        rows = []
         for state, hits, new in self.engine.admitted:
             known = state.request.num_tokens
             sampled = int(hits + new == known)

@@ -14,15 +14,14 @@ is needed is the sum, a hit is what all agree on. A plain model is the case of o
 
 from __future__ import annotations
 
-from math import gcd
 from typing import Self
 
 from replicast.sim.config import EngineConfig
-from replicast.sim.engine.stepwise.block_pool import BlockPool
-from replicast.sim.engine.stepwise.groups.full import CacheSettings, FullGroup, RequestBlocks, cdiv
-from replicast.sim.engine.stepwise.groups.lookup import Hit, PrefixLookup
-from replicast.sim.engine.stepwise.groups.mamba import AlignedMambaGroup, MambaGroup
-from replicast.sim.engine.stepwise.groups.window import WindowGroup
+from replicast.sim.engine.hybrid.block_pool import BlockPool
+from replicast.sim.engine.hybrid.groups.full import CacheSettings, FullGroup, RequestBlocks, cdiv
+from replicast.sim.engine.hybrid.groups.lookup import Hit, PrefixLookup
+from replicast.sim.engine.hybrid.groups.mamba import AlignedMambaGroup, MambaGroup
+from replicast.sim.engine.hybrid.groups.window import WindowGroup
 from replicast.sim.hybrid import in_flight_tokens
 from replicast.sim.kv_groups import KVGroup, hash_block_size, scheduler_block_size
 
@@ -66,11 +65,6 @@ class KVCacheManager:
         self._published_unit = settings.alignment if len(kv_groups) > 1 else 1
         self._num_usable_blocks = num_gpu_blocks - 1
         self._watermark_blocks = int(watermark * num_gpu_blocks)
-        self._block_sizes = sorted({group.block_size for group in kv_groups})
-        self._finest = gcd(*self._block_sizes)
-        self._windows = sorted(
-            {(group.block_size, group.sliding_window) for group in kv_groups if group.sliding_window}
-        )
         self._no_hit = Hit(tuple([] for _ in kv_groups), 0, 0)
 
     @classmethod
@@ -132,6 +126,13 @@ class KVCacheManager:
             group.take(blocks, total, slots)
         self.publish(held, min(total, num_tokens))
         return True
+
+    def num_to_take(self, held: RequestBlocks, num_tokens: int) -> int:
+        """Blocks that a running request lacks for `num_tokens` tokens."""
+        slots, need = self._slots(num_tokens), 0
+        for group, blocks in zip(self.groups, held.groups, strict=True):
+            need += group.num_to_take(blocks, num_tokens, slots)
+        return need
 
     def admit(
         self,

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from replicast.sim.engine.stepwise.block_hash import BlockHashes
-from replicast.sim.engine.stepwise.groups.full import FullGroup
+from replicast.sim.engine.hybrid.block_hash import BlockHashes
+from replicast.sim.engine.hybrid.groups.full import FullGroup
 
 
 class Hit(NamedTuple):

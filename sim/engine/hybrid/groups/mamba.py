@@ -16,8 +16,8 @@ Mode "none" (and "all") keeps a block for every place and frees those before the
 
 from __future__ import annotations
 
-from replicast.sim.engine.stepwise.block_pool import NULL_BLOCK, BlockPool
-from replicast.sim.engine.stepwise.groups.full import (
+from replicast.sim.engine.hybrid.block_pool import NULL_BLOCK, BlockPool
+from replicast.sim.engine.hybrid.groups.full import (
     Cached,
     CacheSettings,
     FullGroup,

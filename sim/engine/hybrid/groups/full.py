@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from replicast.sim.engine.stepwise.block_hash import BlockHashes
-from replicast.sim.engine.stepwise.block_pool import NULL_BLOCK, BlockPool
+from replicast.sim.engine.hybrid.block_hash import BlockHashes
+from replicast.sim.engine.hybrid.block_pool import NULL_BLOCK, BlockPool
 from replicast.sim.kv_groups import KVGroup
 
 # Block number -> that block in each of several equal groups, None unless all have it.
@@ -64,9 +64,7 @@ class RequestBlocks:
     __slots__ = (
         "groups",
         "hashes",
-        "next_publish",
         "num_prompt_tokens",
-        "num_single",
         "shared_prefix_boundary",
     )
 
@@ -75,8 +73,6 @@ class RequestBlocks:
         self.num_prompt_tokens = num_prompt_tokens
         self.groups = [GroupBlocks() for _ in range(num_groups)]
         self.shared_prefix_boundary = 0
-        self.num_single = 0  # allocations of one token in a row
-        self.next_publish = 0  # fewer tokens fill no further block
 
     @property
     def block_ids(self) -> list[int]:

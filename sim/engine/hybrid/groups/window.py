@@ -11,8 +11,8 @@ where another prompt was seen to branch off.
 
 from __future__ import annotations
 
-from replicast.sim.engine.stepwise.block_pool import NULL_BLOCK, BlockPool
-from replicast.sim.engine.stepwise.groups.full import Cached, CacheSettings, FullGroup, RequestBlocks, cdiv
+from replicast.sim.engine.hybrid.block_pool import NULL_BLOCK, BlockPool
+from replicast.sim.engine.hybrid.groups.full import Cached, CacheSettings, FullGroup, RequestBlocks, cdiv
 from replicast.sim.kv_groups import KVGroup
 
 

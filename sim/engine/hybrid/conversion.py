@@ -1,0 +1,97 @@
+"""From jumps to single steps and back, as `sim/engine/conversion.py` does it for plain models.
+
+The blocks need nothing: each request's own are up to date at every step boundary. Several prompts may be
+half-done, at any place in `running`, for a chunk cut to whole blocks leaves budget to the next.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from replicast.sim.engine.conversion import is_half_done
+from replicast.sim.engine.decodes import Decodes
+from replicast.sim.engine.hybrid.state import HybridState
+from replicast.sim.engine.request_state import RequestState, ScheduledRow, SchedulerOutput
+from replicast.sim.request import RequestStatus
+from replicast.sim.ticks import Tick
+
+if TYPE_CHECKING:
+    from replicast.sim.engine.hybrid.engine import HybridEngine
+
+
+def leave_jumps(engine: HybridEngine, now: Tick) -> None:
+    """Give every running request its own counts; call it at a step boundary."""
+    engine.is_jumping = False
+    clock = engine.clock
+    rows: list[ScheduledRow] = []
+    for state in engine.scheduler.running:
+        assert isinstance(state, HybridState)
+        request = state.request
+        half_done = state in engine.prefills
+        if not half_done:
+            computed = request.num_prompt_tokens + state.num_outputs - 1
+            if state.leave > clock:
+                computed = state.base + clock
+            request.num_computed_tokens = computed
+            known = computed if engine.is_async else computed + 1
+            request.num_output_tokens = known - request.num_prompt_tokens
+        state.is_prefill_chunk = half_done
+        in_flight = engine.tokens_in_flight(state, 0 if half_done else 1)
+        state.num_in_flight_tokens = in_flight
+        state.num_output_placeholders = int(engine.is_async and not half_done)
+        if in_flight:
+            rows.append(ScheduledRow(state, in_flight, 0, 0, 0 if half_done else 1))
+    if engine.is_async and engine.gpu_free > now:
+        engine.in_flight.append((SchedulerOutput(rows, []), engine.gpu_free))
+    engine.decodes = Decodes(engine.config.block_size)
+    engine.due.clear()
+    engine.prefills.clear()
+    engine.last_in_flight = []
+
+
+def can_jump(engine: HybridEngine) -> bool:
+    """Whether the state, row by row, is one that the sums can hold."""
+    if not engine.may_jump:
+        return False
+    in_flight: set[RequestState] = set()
+    for output, _ in engine.in_flight:
+        for row in output.rows:
+            state = row.state
+            if state.request.status != RequestStatus.RUNNING or state.num_stale_output_tokens:
+                return False
+            in_flight.add(state)
+    for state in engine.scheduler.running:
+        if is_half_done(state):
+            if engine.config.long_prefill_token_threshold:
+                return False
+        elif engine.is_async and (state not in in_flight or not state.num_output_placeholders):
+            return False
+    return True
+
+
+def enter_jumps(engine: HybridEngine) -> None:
+    """Sum up the running requests."""
+    engine.is_jumping = True
+    end = engine.in_flight[0][1] if engine.in_flight else None
+    engine.in_flight.clear()
+    clock = engine.clock
+    for seat, state in enumerate(engine.scheduler.running, engine.next_seat):
+        assert isinstance(state, HybridState)
+        request = state.request
+        state.seat = seat
+        state.last_clock = clock - 1
+        state.last_tokens = state.num_in_flight_tokens
+        if is_half_done(state):
+            engine.prefills.append(state)
+            continue
+        sampled = request.num_output_tokens + state.num_output_placeholders
+        left = state.num_outputs - sampled
+        state.leave = leave = clock + left + state.runs_past_eos
+        if leave == clock:
+            engine.last_in_flight.append(state)
+        else:
+            engine.decodes.add(state, request.num_computed_tokens, clock, leave)
+            engine.due.start(state, clock)
+        if request.first_token_tick is None:
+            request.first_token_tick = end
+    engine.next_seat += len(engine.scheduler.running)

@@ -1,0 +1,328 @@
+"""The engine of hybrid models: a request costs something in the steps in which something of its own happens.
+
+As with plain models (`macro.py`, whose loop, jumps and counts these are), all decodes are one sum and K
+like steps are one jump. What differs is the pool: a request's blocks are its own objects, and what it does
+to them falls on few steps, known in advance (`due.py`).
+
+* A jump of decodes goes up to the first end of a request, whoever is due meanwhile. Nobody looks at the
+  pool before it is over, so then those who were due are touched, in the order of steps and seats: the same
+  calls on the pool as step by step. It may only begin where all blocks it takes are free, which is counted
+  without what it gives back.
+* If the head of `waiting` was refused, it is looked at again when the pool can have changed: in the step
+  after one in which somebody was due. Where nobody is, the same question has the same answer.
+* A step with a chunk of a prompt, or an admission, is one of its own: the decodes that are due and the
+  half-done prompts in the order of their seats, then admissions; all other decodes only count.
+
+Several prompts may be half-done, since a chunk cut to whole blocks leaves budget to the next; a decode may
+then stand behind one. Where that one leaves it no token, and where blocks may not suffice, the step is made
+row by row (`num_single_steps` counts them).
+"""
+
+from __future__ import annotations
+
+from replicast.sim.config import EngineConfig
+from replicast.sim.engine.hybrid.conversion import can_jump, enter_jumps, leave_jumps
+from replicast.sim.engine.hybrid.due import DueDecodes
+from replicast.sim.engine.hybrid.scheduler import HybridScheduler
+from replicast.sim.engine.hybrid.state import HybridState
+from replicast.sim.engine.jump_effects import NEVER
+from replicast.sim.engine.macro import MacroEngine
+from replicast.sim.engine.request_state import RequestState
+from replicast.sim.engine.scheduler import Scheduler
+from replicast.sim.engine.step_run import like_steps
+from replicast.sim.engine.step_time import StepTime
+from replicast.sim.ticks import Tick
+
+
+class HybridEngine(MacroEngine):
+    """`Engine` by jumps, over several KV groups."""
+
+    def __init__(self, config: EngineConfig, step_time: StepTime) -> None:
+        assert config.kv_groups is not None, "a model without groups has a faster engine"
+        super().__init__(config, step_time)
+        scheduler = self.scheduler
+        assert isinstance(scheduler, HybridScheduler)
+        self.hybrid = scheduler
+        self.manager = scheduler.manager
+        self.due = DueDecodes(config)
+        self.prefills: list[HybridState] = []  # half-done, in the order of their seats
+        self._group_sizes = [group.block_size for group in config.kv_groups]
+
+    def _make_scheduler(self) -> Scheduler:
+        return HybridScheduler(self.config, self.stats)
+
+    # Between jumps and single steps
+
+    def _can_jump(self) -> bool:
+        return can_jump(self)
+
+    def _enter_jumps(self) -> None:
+        enter_jumps(self)
+
+    def _leave_jumps(self, now: Tick) -> None:
+        leave_jumps(self, now)
+
+    # What the pool sees
+
+    def tokens_in_flight(self, state: HybridState, otherwise: int) -> int:
+        """Tokens of the step before that are still to be computed; `otherwise` if it was no chunk."""
+        if not self.is_async:
+            return 0
+        return state.last_tokens if state.last_clock == self.clock - 1 else otherwise
+
+    def _touch(self, state: HybridState, clock: int) -> None:
+        """What a decode that is due in step `clock` does to the pool."""
+        computed = state.base + clock
+        in_flight = 0
+        if self.is_async:
+            in_flight = state.last_tokens if state.last_clock == clock - 1 else 1
+        done = self.manager.allocate_slots(
+            state.blocks, computed, 1, computed if self.is_async else computed + 1, in_flight
+        )
+        assert done, "blocks were counted before"
+
+    def _take_blocks(self, k: int) -> None:
+        due, end, stats = self.due, self.clock + k, self.stats
+        num_usable, pool = self.cache.num_usable, self.manager.pool
+        clock = due.next(end)
+        while clock < end:
+            for state in due.pop(clock):
+                self._touch(state, clock)
+            used = num_usable - pool.num_free_blocks
+            if used > stats.peak_used_blocks:
+                stats.peak_used_blocks = used
+            clock = due.next(end)
+
+    def _count(self, k: int, tokens: int, duration: Tick) -> None:
+        self.cache.num_free = self.manager.pool.num_free_blocks
+        super()._count(k, tokens, duration)
+
+    def _give_up_blocks(self, state: RequestState, computed: int) -> None:
+        assert isinstance(state, HybridState)
+        self.manager.publish(state.blocks, computed)
+        self.manager.free(state.blocks)
+
+    def _most_decodes(self, k: int) -> int:
+        """The most steps of decodes up to `k` for whose blocks there is room."""
+        count, clock = self.decodes.count, self.clock
+        free = self.manager.pool.num_free_blocks
+        if sum([k // size + 1 for size in self._group_sizes]) * count <= free:
+            return k
+        quiet = self.due.next(clock + k) - clock
+        if quiet == k:
+            return k
+        if self._num_to_take(k) <= free:
+            return k
+        if quiet:
+            return quiet
+        return 1 if self._num_to_take(1) <= free else 0
+
+    def _num_to_take(self, k: int) -> int:
+        """Blocks that the next `k` steps of the decodes take."""
+        needed = 0
+        for _, _, state in self.decodes.leaving:
+            assert isinstance(state, HybridState)
+            needed += self.manager.num_to_take(state.blocks, state.base + self.clock + k)
+        return needed
+
+    # What comes next
+
+    def _plan(self, now: Tick) -> bool:
+        scheduler = self.scheduler
+        budget = scheduler.token_budget - self.decodes.count
+        if budget < 0:
+            return False
+        if not self.prefills and not (
+            scheduler.waiting and budget > 0 and len(scheduler.running) < scheduler.seats
+        ):
+            return self._plan_decodes(now)
+        if self._threshold:
+            return False
+        return self._plan_mixed(now, budget)
+
+    def _plan_decodes(self, now: Tick, taken: int = 0, head: RequestState | None = None) -> bool:
+        """Steps of decodes only; of the first, `taken` were due, who have been. `head` is blocked."""
+        decodes, clock = self.decodes, self.clock
+        count = decodes.count
+        if not count:
+            return not self.prefills and self._plan_nothing(now)
+        until_leave = decodes.leaving[0][0] - clock
+        k = until_leave
+        if self.last_in_flight or self.prefills or (head is not None and taken):
+            k = 1
+        elif head is not None:
+            k = self.due.next(clock + k) - clock
+        tail = False
+        if head is not None:
+            self._blocked = head if self.is_25 else None
+        elif not taken:
+            k = self._most_decodes(k)
+            if not k:
+                return False
+            tail = (
+                k == until_leave
+                and self.is_async
+                and self._may_have_tail(count, None)
+                and self._most_decodes(k + 1) > k
+            )
+        computed = decodes.base_sum + (clock + 1) * count
+        run = like_steps(
+            self.memory_fixed + self.memory_per_kv_token * computed + self.memory_per_seq * count,
+            self.memory_per_kv_token * count,
+            self.compute_fixed + self.compute_per_token * count + self.compute_per_pair * computed,
+            self.compute_per_pair * count,
+        )
+        self._start_jump(now, k, run, 0, tail)
+        return True
+
+    def _plan_mixed(self, now: Tick, budget: int) -> bool:
+        """One step: the decodes that are due, chunks of prompts, admissions; its effects are applied here."""
+        scheduler, decodes, clock = self.scheduler, self.decodes, self.clock
+        count = decodes.count
+        budget = self._cut_chunks(budget)
+        due = self.due.pop(clock)
+        if budget < 0 or not self._has_room(due):
+            return False
+        self.manager.new_step_starts()
+        rows = tokens = count
+        kv_tokens = pairs = decodes.base_sum + (clock + 1) * count
+        started: list[HybridState] = []
+        for state in self._in_seats(due):
+            new = state.chunk
+            if not new:
+                self._touch(state, clock)
+                continue
+            done = self._compute_chunk(state)
+            if done + new == state.request.num_tokens:
+                self.prefills.remove(state)
+                started.append(state)
+            rows += 1
+            tokens += new
+            kv_tokens += done + new
+            pairs += new * done + new * (new + 1) // 2
+        waiting, running, seats = scheduler.waiting, scheduler.running, scheduler.seats
+        head: RequestState | None = None
+        while waiting and budget > 0 and len(running) < seats:
+            head = waiting.peek()
+            done, new = self._admit(head, budget, now)
+            if not new:
+                break
+            assert isinstance(head, HybridState)
+            head.last_clock, head.last_tokens = clock, new
+            head.request.num_computed_tokens = done + new
+            if done + new == head.request.num_tokens:
+                started.append(head)
+            else:
+                self.prefills.append(head)
+            head = None
+            rows += 1
+            tokens += new
+            kv_tokens += done + new
+            pairs += new * done + new * (new + 1) // 2
+            budget -= new
+        if rows == count:
+            return self._plan_decodes(now, len(due), head)
+        duration = max(
+            self.memory_fixed + self.memory_per_kv_token * kv_tokens + self.memory_per_seq * rows,
+            self.compute_fixed + self.compute_per_token * tokens + self.compute_per_pair * pairs,
+            1,
+        )
+        start = max(now, self.gpu_free)
+        self.gpu_free = end = start + duration
+        for state in started:
+            self._start_decoding(state, end)
+            self.due.start(state, clock + 1)
+        self.clock = clock + 1
+        self.num_mixed_steps += 1
+        self._count(1, tokens, duration)
+        self.next_tick = boundary = start if self.is_async else end
+        nothing_waits = not (waiting or self.prefills or self.last_in_flight)
+        if nothing_waits and decodes.leaving[0][0] > clock + 1 and self._plan_decodes(boundary):
+            self._lead = boundary if boundary > now else NEVER
+        return True
+
+    # A step with prompts in it
+
+    def _cut_chunks(self, budget: int) -> int:
+        """Size the chunks of the half-done prompts; the budget left, below 0 if a decode has to starve."""
+        for prefill in self.prefills:
+            request = prefill.request
+            done = request.num_computed_tokens
+            behind = self._num_decodes_behind(prefill)
+            new = min(request.num_tokens - done, budget + behind)
+            prefill.chunk = new = self.hybrid.aligned(prefill, done, new, admission=False) if new > 0 else 0
+            budget -= new
+        return budget
+
+    def _num_decodes_behind(self, prefill: HybridState) -> int:
+        """Decodes that come after a half-done prompt."""
+        number = 0
+        for state in reversed(self.scheduler.running):
+            if state is prefill:
+                break
+            number += state not in self.prefills and state.leave > self.clock
+        return number
+
+    def _in_seats(self, due: list[HybridState]) -> list[HybridState]:
+        """Decodes that are due and prompts with a chunk, in order."""
+        prefills = [state for state in self.prefills if state.chunk]
+        if not due or not prefills:
+            return due or prefills
+        return sorted(due + prefills, key=lambda state: state.seat)
+
+    def _has_room(self, due: list[HybridState]) -> bool:
+        """Whether all running requests find their blocks, whatever is given back meanwhile."""
+        needed = 0
+        for state in due:
+            state.chunk = 0
+            needed += self.manager.num_to_take(state.blocks, state.base + self.clock + 1)
+        for state in self.prefills:
+            if state.chunk:
+                target = state.request.num_computed_tokens + state.chunk
+                needed += self.manager.num_to_take(state.blocks, target)
+        return needed <= self.manager.pool.num_free_blocks
+
+    def _compute_chunk(self, state: HybridState) -> int:
+        """Blocks for a half-done prompt's chunk; tokens computed before."""
+        request, new = state.request, state.chunk
+        done = request.num_computed_tokens
+        in_flight = self.tokens_in_flight(state, 0)
+        enough = self.manager.allocate_slots(state.blocks, done, new, request.num_tokens, in_flight)
+        assert enough, "blocks were counted before"
+        request.num_computed_tokens = done + new
+        state.last_clock, state.last_tokens = self.clock, new
+        return done
+
+    def _admit(self, state: RequestState, budget: int, now: Tick) -> tuple[int, int]:
+        """Admit the head of `waiting`: (hit tokens, new tokens); no new tokens: it must wait."""
+        assert isinstance(state, HybridState)
+        scheduler, request = self.hybrid, state.request
+        num_tokens = request.num_tokens
+        hit = self.manager.get_computed_blocks(state.blocks, num_tokens)
+        done = hit.num_tokens
+        if self.is_25:
+            scheduler.count_look_up(request, done)
+            self._blocked_hits = done
+        new = num_tokens - done
+        if new > budget:
+            if not self._chunked:
+                return done, 0
+            new = budget
+        new = scheduler.aligned(state, done, new, admission=True)
+        if not new or not self.manager.admit(
+            state.blocks,
+            hit,
+            new,
+            num_tokens,
+            reserve_full_isl=self._reserve_full_isl,
+            use_watermark=bool(scheduler.running),
+        ):
+            return done, 0
+        if not self.is_25:
+            scheduler.count_look_up(request, done)
+        scheduler.take_seat(done)
+        state.seat = self.next_seat
+        self.next_seat += 1
+        if request.scheduled_tick is None:
+            request.scheduled_tick = now
+        return done, new

@@ -1,0 +1,132 @@
+"""One step of a hybrid model row by row: the scheduler of all models, with what groups change.
+
+1. Blocks come from all groups, and what a request's windows and states no longer need goes back first.
+2. A hit is what all groups agree on, in tokens.
+3. With aligned states a chunk of a prompt ends where its state can be cached (`chunks.py`).
+"""
+
+from __future__ import annotations
+
+from replicast.sim.config import EngineConfig
+from replicast.sim.engine import EngineStats
+from replicast.sim.engine.hybrid.chunks import aligned_chunk
+from replicast.sim.engine.hybrid.kv_cache import KVCacheManager
+from replicast.sim.engine.hybrid.state import HybridState
+from replicast.sim.engine.kv_cache import KVCache, RequestBlocks
+from replicast.sim.engine.request_state import RequestState, ScheduledRow, SchedulerOutput
+from replicast.sim.engine.scheduler import WAITING, Scheduler, Step
+from replicast.sim.request import Request
+
+
+class HybridCache(KVCache):
+    """The groups' blocks, as the scheduler of all models asks for them."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(
+            config.num_gpu_blocks,
+            config.block_size,
+            config.max_model_len,
+            config.enable_prefix_caching,
+            config.watermark,
+            config.num_lookahead_tokens,
+        )
+        self.manager = KVCacheManager.of(config)
+
+    @property
+    def usage(self) -> float:
+        return self.manager.usage
+
+    def allocate(self, held: RequestBlocks, num_computed: int, num_new: int, num_tokens: int) -> bool:
+        assert isinstance(held, HybridState)
+        return self.manager.allocate_slots(
+            held.blocks, num_computed, num_new, num_tokens, held.num_in_flight_tokens
+        )
+
+    def publish(self, held: RequestBlocks, num_tokens: int) -> None:
+        assert isinstance(held, HybridState)
+        self.manager.publish(held.blocks, num_tokens)
+
+    def free(self, held: RequestBlocks) -> None:
+        assert isinstance(held, HybridState)
+        self.manager.free(held.blocks)
+
+
+class HybridScheduler(Scheduler):
+    """vLLM's scheduler over several KV groups."""
+
+    def __init__(self, config: EngineConfig, stats: EngineStats) -> None:
+        super().__init__(config, stats)
+        cache = HybridCache(config)
+        self.kv_cache = cache
+        self.manager = cache.manager
+        self.aligns_chunks = any(
+            group.kind == "mamba" and group.mamba_cache_mode == "align" for group in config.kv_groups or ()
+        )
+
+    def add_request(self, request: Request) -> None:
+        state = HybridState(request, self.config)
+        request.state = state
+        request.status = WAITING
+        self.waiting.add(state)
+
+    def schedule(self) -> SchedulerOutput:
+        self.manager.new_step_starts()
+        return super().schedule()
+
+    def aligned(self, state: HybridState, start: int, num_new: int, admission: bool) -> int:
+        """How many of `num_new` prompt tokens from `start` on may be computed in one step."""
+        if not self.aligns_chunks:
+            return num_new
+        request = state.request
+        return aligned_chunk(
+            self.config,
+            request.num_prompt_tokens,
+            request.num_tokens,
+            start,
+            num_new,
+            state.blocks.shared_prefix_boundary,
+            admission=admission,
+        )
+
+    def _num_new_tokens(self, state: RequestState, step: Step) -> int:
+        num_new = super()._num_new_tokens(state, step)
+        if num_new and state.is_prefill_chunk:
+            assert isinstance(state, HybridState)
+            return self.aligned(state, state.request.num_computed_tokens, num_new, admission=False)
+        return num_new
+
+    def _schedule_waiting(self, step: Step) -> None:
+        while self.waiting and step.token_budget > 0 and len(self.running) < self.seats:
+            state = self.waiting.peek()
+            assert isinstance(state, HybridState)
+            num_tokens = state.request.num_tokens
+            hit = self.manager.get_computed_blocks(state.blocks, num_tokens)
+            num_hit_tokens = hit.num_tokens
+            if self.is_25:
+                self.count_look_up(state.request, num_hit_tokens)
+            if step.defer_prefills and num_hit_tokens < num_tokens - 1:
+                break
+            chunk = self._first_chunk(num_tokens, num_hit_tokens, step)
+            if chunk is None:
+                break
+            num_new, num_drafts = chunk
+            wanted = num_new
+            num_new = self.aligned(state, num_hit_tokens, num_new, admission=True)
+            if num_drafts and num_new != wanted and not self.is_25:
+                num_new, num_drafts = 1, 0  # cut padding is worth nothing
+            if not num_new or not self.manager.admit(
+                state.blocks,
+                hit,
+                num_new,
+                num_tokens,
+                reserve_full_isl=self.config.scheduler_reserve_full_isl,
+                use_watermark=bool(self.running),
+            ):
+                break
+            if not self.is_25:
+                self.count_look_up(state.request, num_hit_tokens)
+            step.prefill_admitted |= num_hit_tokens < num_tokens - 1
+            self.take_seat(num_hit_tokens)
+            step.add(ScheduledRow(state, num_new, num_hit_tokens, num_drafts, 0))
+        if not step.defer_prefills:
+            self._prefill_capacity_bound = len(self.waiting) > 0
