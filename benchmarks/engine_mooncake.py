@@ -15,6 +15,7 @@ import heapq
 import json
 import pstats
 import resource
+import sys
 import time
 from pathlib import Path
 
@@ -23,10 +24,13 @@ from replicast.sim.engine import Engine
 from replicast.sim.engine.compiled import compiled_class
 from replicast.sim.engine.macro import MacroEngine
 from replicast.sim.engine.step_time import StepTime
-from replicast.sim.engine.stepwise.engine import StepwiseEngine
 from replicast.sim.request import Request
 from replicast.sim.ticks import ticks
 from replicast.sim.workload import Segment, cut, join
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
+
+from reference.engine import StepwiseEngine
 
 BLOCK = 512  # tokens of one chain id of the trace
 

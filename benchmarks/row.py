@@ -9,6 +9,7 @@ import argparse
 import gc
 import json
 import resource
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,7 +19,6 @@ from replicast.sim.engine import Engine
 from replicast.sim.engine.compiled import compiled_class
 from replicast.sim.engine.macro import MacroEngine
 from replicast.sim.engine.step_time import StepTime
-from replicast.sim.engine.stepwise.engine import StepwiseEngine
 from replicast.sim.fleet.config import FleetConfig
 from replicast.sim.fleet.run import simulate
 from replicast.sim.planning.summary import summarise
@@ -26,6 +26,10 @@ from replicast.sim.workload import Session
 from replicast.traces.load import load_trace
 from sampling import Sampler
 from workloads import STEP_TIME, chats
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))
+
+from reference.engine import StepwiseEngine
 
 MOONCAKE = "traces/mooncake/conversation_trace.jsonl"
 SESSIONS = "traces/kv-cache-tester/sessions.canonical.jsonl.gz"

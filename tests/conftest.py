@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))  # helpers of tests, and the reference engine
 SHARED = Path(__file__).resolve().parents[1].parent / "shared"
 
 

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from reference.block_hash import BlockHashes
 from replicast.sim.config import EngineConfig
 from replicast.sim.engine import Engine
 from replicast.sim.engine.content_tree import ContentTree, Node
-from replicast.sim.engine.hybrid.block_hash import BlockHashes
 from replicast.sim.engine.step_time import StepTime
 from replicast.sim.request import Request
 from replicast.sim.workload import Content, Segment, cut, join, num_tokens

@@ -15,9 +15,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 from engine_cases import EndlessError, draw_case, macro_free_queue, observe, stepwise_free_queue
+from reference.engine import StepwiseEngine
 from replicast.sim.engine.compiled import compiled_class
 from replicast.sim.engine.macro import MacroEngine
-from replicast.sim.engine.stepwise.engine import StepwiseEngine
 
 
 def difference(

@@ -35,7 +35,7 @@ def test_the_compiled_engine_equals_it_too() -> None:
 
 
 @pytest.mark.parametrize(
-    "changed", ["request.py", "engine/step_time.py", "engine/stepwise/engine.py", "fleet/dispatch.py"]
+    "changed", ["request.py", "engine/step_time.py", "engine/hybrid/engine.py", "fleet/dispatch.py"]
 )
 def test_a_build_of_other_text_is_not_picked_up(changed: str, tmp_path: Path) -> None:
     sim = tmp_path / "sim"

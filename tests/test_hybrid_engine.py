@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from reference.engine import StepwiseEngine
 from replicast.sim.config import EngineConfig
 from replicast.sim.engine.factory import make_engine
 from replicast.sim.engine.hybrid.engine import HybridEngine
-from replicast.sim.engine.stepwise.engine import StepwiseEngine
 from replicast.sim.kv_groups import KVGroup
 from replicast.sim.workload import Segment, cut, num_tokens
 

@@ -7,10 +7,10 @@ import random
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference.block_hash import BlockHashes
+from reference.kv_cache import KVCacheManager
+from reference.kv_cache import RequestBlocks as Blocks
 from replicast.sim.engine.block_pool import RequestBlocks
-from replicast.sim.engine.hybrid.block_hash import BlockHashes
-from replicast.sim.engine.hybrid.kv_cache import KVCacheManager
-from replicast.sim.engine.hybrid.kv_cache import RequestBlocks as Blocks
 from replicast.sim.engine.kv_cache import KVCache
 from replicast.sim.workload import Content, Segment, cut, join, num_tokens
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from reference import output as stepwise
 from replicast.sim.config import EngineConfig
 from replicast.sim.engine import EngineStats
 from replicast.sim.engine.request_state import RequestState, SchedulerOutput
 from replicast.sim.engine.scheduler import Scheduler
-from replicast.sim.engine.stepwise import output as stepwise
 from replicast.sim.request import Request, RequestStatus
 
 CONFORMANCE = Path(__file__).parent / "conformance"

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from reference.engine import StepwiseEngine
 from replicast.sim.config import EngineConfig
 from replicast.sim.engine import Engine
 from replicast.sim.engine.hybrid.engine import HybridEngine
 from replicast.sim.engine.macro import MacroEngine
 from replicast.sim.engine.step_time import StepTime
-from replicast.sim.engine.stepwise.engine import StepwiseEngine
 from replicast.sim.kv_groups import KVGroup
 from replicast.sim.request import Request
 from replicast.sim.ticks import Tick

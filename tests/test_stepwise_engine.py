@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference.engine import StepwiseEngine
+from reference.kv_cache import cdiv
+from reference.output import SchedulerOutput, state_of
+from reference.scheduler import Scheduler
 from replicast.sim.config import EngineConfig
 from replicast.sim.engine import EngineStats
-from replicast.sim.engine.hybrid.kv_cache import cdiv
 from replicast.sim.engine.step_time import StepLoad, StepTime, row_pairs
-from replicast.sim.engine.stepwise.engine import StepwiseEngine
-from replicast.sim.engine.stepwise.output import SchedulerOutput, state_of
-from replicast.sim.engine.stepwise.scheduler import Scheduler
 from replicast.sim.request import Request, RequestStatus
 from replicast.sim.ticks import TICKS_PER_MS, Tick, seconds, ticks
 from replicast.sim.workload import Segment

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference.engine import StepwiseEngine
+from reference.kv_cache import KVCacheManager
 from replicast.sim.config import EngineConfig
-from replicast.sim.engine.hybrid.kv_cache import KVCacheManager
 from replicast.sim.engine.pinned import pinned_engines, pinned_hit_tokens
 from replicast.sim.engine.step_time import StepTime
-from replicast.sim.engine.stepwise.engine import StepwiseEngine
 from replicast.sim.errors import InputError
 from replicast.sim.request import Request
 from replicast.sim.workload import Segment

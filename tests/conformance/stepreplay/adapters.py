@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Protocol
 
+from reference.output import RequestOutput, SchedulerOutput, state_of
+from reference.scheduler import Scheduler
 from replicast.sim.config import EngineConfig
 from replicast.sim.engine import EngineStats
-from replicast.sim.engine.stepwise.output import RequestOutput, SchedulerOutput, state_of
-from replicast.sim.engine.stepwise.scheduler import Scheduler
 from replicast.sim.kv_groups import KVGroup
 from replicast.sim.request import Request
 

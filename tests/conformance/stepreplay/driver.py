@@ -14,8 +14,8 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from reference.output import RequestOutput, ScheduledRow, SchedulerOutput
 from replicast.sim.config import EngineConfig
-from replicast.sim.engine.stepwise.output import RequestOutput, ScheduledRow, SchedulerOutput
 from replicast.sim.errors import InputError
 from replicast.sim.request import Request, RequestStatus
 from replicast.sim.workload import Content, cut, join, num_tokens

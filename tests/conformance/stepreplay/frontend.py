@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from reference.output import RequestOutput, SchedulerOutput
 from replicast.sim.config import Rules
-from replicast.sim.engine.stepwise.output import RequestOutput, SchedulerOutput
 from replicast.sim.request import Request
 
 from .scenario import Json

@@ -6,12 +6,12 @@ each step handed out of a jump touches who is due in it, and the pool is what it
 
 from __future__ import annotations
 
+from reference.output import ScheduledRow
 from replicast.sim.config import EngineConfig
 from replicast.sim.engine.hybrid.engine import HybridEngine
 from replicast.sim.engine.hybrid.state import HybridState
 from replicast.sim.engine.request_state import RequestState
 from replicast.sim.engine.step_time import StepTime
-from replicast.sim.engine.stepwise.output import ScheduledRow
 from replicast.sim.request import Request, RequestStatus
 from replicast.sim.ticks import Tick
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from reference.output import RequestOutput, ScheduledRow, SchedulerOutput
 from replicast.sim.config import EngineConfig
 from replicast.sim.engine import EngineStats
 from replicast.sim.engine.block_pool import RequestBlocks
@@ -21,7 +22,6 @@ from replicast.sim.engine.kv_cache import KVCache, cdiv
 from replicast.sim.engine.macro import MacroEngine
 from replicast.sim.engine.request_state import RequestState
 from replicast.sim.engine.step_time import StepTime
-from replicast.sim.engine.stepwise.output import RequestOutput, ScheduledRow, SchedulerOutput
 from replicast.sim.request import Request, RequestStatus
 from replicast.sim.ticks import Tick
 

@@ -28,8 +28,10 @@ from __future__ import annotations
 from replicast.sim.config import EngineConfig
 from replicast.sim.engine import EngineStats
 from replicast.sim.engine.hybrid.chunks import aligned_chunk
-from replicast.sim.engine.hybrid.kv_cache import KVCacheManager
-from replicast.sim.engine.stepwise.output import (
+from replicast.sim.request import Request, RequestStatus
+
+from reference.kv_cache import KVCacheManager
+from reference.output import (
     Admission,
     RequestOutput,
     ScheduledRow,
@@ -38,9 +40,8 @@ from replicast.sim.engine.stepwise.output import (
     new_state,
     state_of,
 )
-from replicast.sim.engine.stepwise.request_queue import create_request_queue
-from replicast.sim.engine.stepwise.step import Step
-from replicast.sim.request import Request, RequestStatus
+from reference.request_queue import create_request_queue
+from reference.step import Step
 
 
 class Scheduler:

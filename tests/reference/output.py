@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, cast
 
 from replicast.sim.config import EngineConfig
-from replicast.sim.engine.hybrid.block_hash import BlockHashes
-from replicast.sim.engine.hybrid.kv_cache import RequestBlocks
 from replicast.sim.kv_groups import KVGroup, hash_block_size
 from replicast.sim.request import Request
+
+from reference.block_hash import BlockHashes
+from reference.kv_cache import RequestBlocks
 
 Admission = Literal["new", "resumed"]
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from replicast.sim.engine.stepwise.output import ScheduledRow
 from replicast.sim.request import Request
+
+from reference.output import ScheduledRow
 
 
 @dataclass(slots=True)

@@ -22,10 +22,11 @@ from typing import NamedTuple
 from replicast.sim.config import EngineConfig
 from replicast.sim.engine import EngineStats
 from replicast.sim.engine.step_time import StepLoad, StepTime, row_pairs
-from replicast.sim.engine.stepwise.output import SchedulerOutput
-from replicast.sim.engine.stepwise.scheduler import Scheduler
 from replicast.sim.request import Request, RequestStatus
 from replicast.sim.ticks import TICKS_PER_MS, Tick
+
+from reference.output import SchedulerOutput
+from reference.scheduler import Scheduler
 
 SLEEP = TICKS_PER_MS
 

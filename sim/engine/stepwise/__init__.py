@@ -1,1 +1,0 @@
-"""The per-step, per-block engine."""
