@@ -7,7 +7,7 @@ held-out error of the time per token has a median of at most 30 %. `--rows` take
 `accuracy --raw` has just computed instead of computing them again.
 
 A sweep may have served a shorter context than agents need; the profile then allows what the pool and the
-model do (`LONGEST`), and its ranges say what was seen.
+model do (`LONGEST`), and its ranges say what was seen. Hybrid models name their KV groups.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from pathlib import Path
 from typing import Any
 
 from replicast.calibration.calibrate import Calibration, calibrate, validation_table
+from replicast.calibration.pool import LONGEST, longest_request
 from replicast.calibration.profile import SHIPPED, Profile, write_profile
 from replicast.calibration.published import GIVEN, published_sweeps
 from replicast.calibration.validate import Row, Validation
 
 DATE = "2026-11-30"
 SOURCE = "github.com/aws-samples/sample-agentic-coding-harness-benchmarks (MIT-0, July to September 2026)"
-LONGEST = 200_000
 NAMES = {
     "qwen3.6-35b-g6e12xlarge": "qwen3.6-35b-l40s-tp4",
     "qwen3.6-35b-h200-tp1": "qwen3.6-35b-h200-tp1",
@@ -85,8 +85,7 @@ def comments() -> dict[str, str]:
 def shippable(found: Calibration) -> Profile:
     """The profile with the context that agents need, where the sweep served less."""
     args = found.profile.engine
-    pool = args.kv_cache_tokens or 0
-    if (args.max_model_len or 0) < LONGEST and found.facts.model.hybrid and pool > LONGEST:
+    if (args.max_model_len or 0) < LONGEST <= longest_request(args) and found.facts.model.hybrid:
         note = f"The sweep served {args.max_model_len:,} tokens of context."
         return replace(
             found.profile,

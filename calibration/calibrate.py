@@ -22,6 +22,7 @@ from replicast.calibration.harness import MakeEngine
 from replicast.calibration.learned import Learned, tables_of
 from replicast.calibration.model import Point, point_at, step_seconds
 from replicast.calibration.physics import check_peak
+from replicast.calibration.pool import scaled_pool
 from replicast.calibration.predict import residuals_of
 from replicast.calibration.profile import Profile, StepSeconds
 from replicast.calibration.server import ServerFacts, server_facts
@@ -237,10 +238,7 @@ def profile_of(
 ) -> Profile:
     """The profile: what replays and plans draw from."""
     scale = learned.point.get("pool_scale", 1.0)
-    args = facts.args
-    if scale != 1.0 and args.kv_cache_tokens is not None:
-        block = facts.config.block_size
-        args = replace(args, kv_cache_tokens=max(round(scale * args.kv_cache_tokens / block), 8) * block)
+    args = facts.args if scale == 1.0 else scaled_pool(facts.args, scale)
     latents = {name: learned.point.values[name] for name in LATENTS if name in learned.point.values}
     # The pool is written as scaled: nothing is left to scale by.
     written = [i for i, p in enumerate(learned.params) if p.name != "pool_scale"]

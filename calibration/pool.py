@@ -7,6 +7,7 @@ in blocks.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 from replicast.calibration.hybrid import Caches
@@ -79,12 +80,20 @@ def hybrid_pool(told: Given, caches: Caches, expected: int, vllm_version: str, m
     return Pool(args, given, (*notes, *why))
 
 
-def longest_request(args: EngineArgs) -> int:
-    """Tokens of the longest request that the pool of `args` (in blocks) holds."""
+def scaled_pool(args: EngineArgs, scale: float) -> EngineArgs:
+    """`args` with a pool of `scale` times the size."""
+    if args.num_gpu_blocks is not None:
+        return replace(args, num_gpu_blocks=max(round(scale * args.num_gpu_blocks), 8))
     block = args.block_size or 16
+    blocks = max(round(scale * (args.kv_cache_tokens or 0) / block), 8)
+    return replace(args, kv_cache_tokens=blocks * block)
+
+
+def longest_request(args: EngineArgs) -> int:
+    """Tokens of the longest request that the pool of `args` holds."""
     if args.kv_groups is None:
-        return args.kv_cache_tokens or ((args.num_gpu_blocks or 1) - 1) * block
-    groups = parse_groups(args.kv_groups, block, args.max_model_len or LONGEST, align=True)
+        return args.kv_cache_tokens or 0
+    groups = parse_groups(args.kv_groups, args.block_size or 16, LONGEST, align=True)
     return _longest(groups, args.num_gpu_blocks or 0)
 
 
