@@ -209,10 +209,13 @@ class LevelModel:
         return out
 
     def _run(self, point: Point, seed: int) -> Observed:
-        steps = StepTime.from_seconds(**step_seconds(self.facts, point)._asdict())
-        server = ServerModel(self.config(point), steps, self.front_end, self._engines)
         load = self.load(point)
-        return observe(run_level(load, server, seed), load)
+        return observe(run_level(load, self.server(point), seed), load)
+
+    def server(self, point: Point) -> ServerModel:
+        """The server at `point`."""
+        steps = StepTime.from_seconds(**step_seconds(self.facts, point)._asdict())
+        return ServerModel(self.config(point), steps, self.front_end, self._engines)
 
     def config(self, point: Point) -> EngineConfig:
         """The engine's configuration, its pool scaled where it is not given."""
@@ -268,6 +271,16 @@ def mean_observed(runs: Sequence[Observed]) -> Observed:
         total = np.where(some, table, 0.0).sum(axis=0)
         count = some.sum(axis=0)
         return Observed(*np.where(count > 0, total / np.maximum(count, 1), np.nan).tolist())
+
+
+def typical(runs: Sequence[Observed], name: str) -> float:
+    """A metric over realisations, on the scale of residuals; NaN where none observed it.
+
+    A measured level is one realisation: as likely above this mean of logarithms as below it, while the mean
+    of a long-tailed time lies above most of its realisations.
+    """
+    values = [transformed(name, value) for run in runs if (value := getattr(run, name)) == value]
+    return sum(values) / len(values) if values else math.nan
 
 
 def measured(level: SweepLevel) -> dict[str, float | None]:

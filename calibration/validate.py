@@ -14,15 +14,16 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
+from replicast.calibration.agreement import Agreement, agreement_lines, agreements
 from replicast.calibration.fit import Fitted, centre_of, fit
 from replicast.calibration.harness import METRICS, MakeEngine
 from replicast.calibration.learned import KnownLevel, Learned, facts_of, interpolated, learned_of, lengths_at
 from replicast.calibration.lengths import lengths_of
 from replicast.calibration.model import LevelModel, back, measured, point_at, transformed
-from replicast.calibration.predict import LARGEST, Range, Residuals, predict
+from replicast.calibration.predict import LARGEST, Load, Range, Residuals, predict, residuals_of
 from replicast.calibration.profile import Profile
 from replicast.calibration.server import ServerFacts, seconds_of_load
 from replicast.calibration.sweep import Sweep, SweepLevel
@@ -32,33 +33,24 @@ from replicast.sim.errors import InputError
 from replicast.sim.planning.quantiles import Estimate, digits
 from replicast.sim.report.numbers import fixed
 
-Load = Literal["given", "concurrency"]
 LOADS: tuple[Load, ...] = ("given", "concurrency")
 SCHEMA = "replicast/validate/1"
 LEAST_FOR_LOO = 3  # two others to fit
 KV_FREE = 0.95  # KV peak up to which the cache does not bind
 DRAWS = 6
-# Where lengths are guessed too, what stays unexplained grows by this (16 sweeps).
-GUESSED_SPREAD = 1.5
-# The rival's share, in logarithms; of the shares tried on 16 sweeps (0, .2, .35, .5) what held out best.
-SHARES: Mapping[Load, Mapping[str, float]] = {
-    "given": {
-        "prompt_tokens_per_s": 0.2,
-        "output_tokens_per_s": 0.2,
-        "ttft_mean_s": 0.2,
-        "queue_mean_s": 0.35,
-        "prefill_mean_s": 0.5,
-    },
-    "concurrency": {
-        "prompt_tokens_per_s": 0.35,
-        "output_tokens_per_s": 0.35,
-        "tpot_mean_s": 0.35,
-        "ttft_mean_s": 0.35,
-        "queue_mean_s": 0.35,
-        "prefill_mean_s": 0.5,
-        "running_mean": 0.35,
-        "kv_usage_mean": 0.35,
-    },
+# The rival's share, in logarithms. Where lengths are guessed it is half, the mean of two forecasts; where
+# they are given the simulation knows what the rival does not, least of prefill (computed tokens).
+SHARE_GUESSED = 0.5
+SHARES: Mapping[str, float] = {
+    "tpot_mean_s": 0.1,
+    "ttft_mean_s": 0.2,
+    "queue_mean_s": 0.4,
+    "prefill_mean_s": 0.4,
+    "prompt_tokens_per_s": 0.2,
+    "output_tokens_per_s": 0.2,
+    "running_mean": 0.0,
+    "waiting_mean": 0.2,
+    "kv_usage_mean": 0.0,
 }
 LABELS = {
     "tpot_mean_s": "TPOT mean",
@@ -74,7 +66,10 @@ LABELS = {
 
 
 class Row(NamedTuple):
-    """One metric of one level. `error` is predicted / measured - 1; `interpolated` is the rival's value."""
+    """One metric of one level. `error` is predicted / measured - 1; `interpolated` is the rival's value.
+
+    `realisation` is the sd of its logarithm from one run of the level to the next, simulated.
+    """
 
     level: int
     load: Load
@@ -87,6 +82,7 @@ class Row(NamedTuple):
     interpolated: float | None
     held_out: bool
     kv_peak: float | None
+    realisation: float = 0.0
 
     @property
     def inside(self) -> bool:
@@ -115,6 +111,7 @@ class Validation:
     loo: bool
     rows: tuple[Row, ...]
     warnings: tuple[str, ...]
+    buckets: tuple[Agreement, ...] = ()
 
     def summary(self, rows: Sequence[Row] | None = None) -> list[Summary]:
         """One line a load and metric."""
@@ -130,6 +127,7 @@ class Validation:
             "leave_one_out": self.loo,
             "rows": [row._asdict() for row in self.rows],
             "summary": [line._asdict() for line in self.summary()],
+            "buckets": [row._asdict() for row in self.buckets],
             "warnings": list(self.warnings),
         }
 
@@ -160,6 +158,7 @@ class Validation:
                 f"{fixed(row.predicted, places):>10}  "
                 f"{fixed(row.low, places)} to {fixed(row.high, places)}  {error}"
             )
+        lines += agreement_lines(self.buckets)
         lines += [f"Warning: {text}" for text in self.warnings]
         return "\n".join(lines) + "\n"
 
@@ -196,6 +195,7 @@ def validate(
     """The sweep's levels as `profile` predicts them, or with `loo` as the other levels do."""
     chosen, warnings = choose_levels(sweep, levels)
     facts = facts or facts_of(profile)
+    buckets: list[Agreement] = []
     if loo:
         if len(chosen) < LEAST_FOR_LOO:
             raise InputError(
@@ -205,7 +205,7 @@ def validate(
                 remedy="Give a sweep of more levels, or leave --loo out.",
             )
         fitted = fit(chosen, facts, engines=engines, progress=progress)
-        rows = leave_one_out(fitted, facts, loads=loads, engines=engines, progress=progress)
+        rows = leave_one_out(fitted, facts, loads=loads, engines=engines, buckets=buckets, progress=progress)
     else:
         learned = learned_of(profile)
         if not learned.levels:
@@ -214,10 +214,10 @@ def validate(
             )
         rows = []
         for level in chosen:
-            rows += predicted_rows(level, facts, learned, loads=loads, engines=engines)
+            rows += predicted_rows(level, facts, learned, loads=loads, engines=engines, buckets=buckets)
             if progress is not None:
                 progress(f"level {level.concurrency}")
-    return Validation(sweep.source, profile.name, loo, tuple(rows), tuple(warnings))
+    return Validation(sweep.source, profile.name, loo, tuple(rows), tuple(warnings), tuple(buckets))
 
 
 def choose_levels(sweep: Sweep, wanted: Sequence[int] | None) -> tuple[list[SweepLevel], list[str]]:
@@ -244,8 +244,9 @@ def predicted_rows(
     *,
     loads: Sequence[Load] = LOADS,
     engines: MakeEngine = make_engine,
+    buckets: list[Agreement] | None = None,
 ) -> list[Row]:
-    """Rows of one level as `learned` predicts it."""
+    """Rows of one level as `learned` predicts it; its histograms, the load given, go to `buckets`."""
     draws = draw_points_of(learned)
     rows: list[Row] = []
     fitted_too = any(_same(known, level) for known in learned.levels)
@@ -253,9 +254,12 @@ def predicted_rows(
         model = model_for(level, facts, learned, load, engines)
         if model is None:
             continue
-        spread = 1.0 if load == "given" else GUESSED_SPREAD
-        found = predict(model, learned.point, learned.residuals(), draws, spread=spread)
-        rows += rows_of(level, load, found, learned.levels, held_out=not fitted_too)
+        found = predict(model, learned.point, learned.residuals(), draws, load)
+        predicted = rows_of(level, load, found, learned.levels, held_out=not fitted_too)
+        rows += predicted
+        if buckets is not None and load == "given":
+            means = {row.metric: row.predicted for row in predicted}
+            buckets += agreements(model, learned.point, load, means)
     return rows
 
 
@@ -263,13 +267,14 @@ def model_for(
     level: SweepLevel, facts: ServerFacts, learned: Learned, load: Load, engines: MakeEngine
 ) -> LevelModel | None:
     """The level to simulate under one kind of load; None where nothing tells its lengths."""
-    if load == "given":
-        return LevelModel(level, facts, learned.centre, engines, front_end=learned.front_end)
-    load_s, _ = seconds_of_load(level)
-    lengths = lengths_at(level.concurrency or 1, load_s, learned.levels)
-    if lengths is None:
-        return None
-    return LevelModel(level, facts, learned.centre, engines, lengths, learned.front_end)
+    own = lengths_of(level, facts)
+    if load != "given":
+        load_s, _ = seconds_of_load(level)
+        others = lengths_at(level.concurrency or 1, load_s, learned.levels)
+        if others is None:
+            return None
+        own = others if load == "concurrency" else replace(own, alive=others.alive)
+    return LevelModel(level, facts, learned.centre, engines, own, learned.front_end)
 
 
 def leave_one_out(
@@ -278,6 +283,7 @@ def leave_one_out(
     *,
     loads: Sequence[Load] = LOADS,
     engines: MakeEngine = make_engine,
+    buckets: list[Agreement] | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> list[Row]:
     """Each fitted level predicted from a fit without it."""
@@ -286,21 +292,18 @@ def leave_one_out(
     front_end = fitted.models[0].front_end
     rows: list[Row] = []
     for index, model in enumerate(fitted.models):
-        x, others = without_level(fitted, index)
-        by_level = {r.concurrency: r for r in others}
-        known = tuple(
-            known_level(other, by_level.get(other.concurrency))
-            for j, other in enumerate(fitted.models)
-            if j != index
-        )
-        learned = Learned(point_at(fitted.params, x), fitted.params, x, covariance, centre, known, front_end)
-        rows += predicted_rows(model.level, facts, learned, loads=loads, engines=engines)
+        x, _ = without_level(fitted, index)
+        point = point_at(fitted.params, x)
+        others = [other for j, other in enumerate(fitted.models) if j != index]
+        known = tuple(known_level(other, residuals_of(other, point)) for other in others)
+        learned = Learned(point, fitted.params, x, covariance, centre, known, front_end)
+        rows += predicted_rows(model.level, facts, learned, loads=loads, engines=engines, buckets=buckets)
         if progress is not None:
             progress(f"level {model.concurrency} left out")
     return rows
 
 
-def known_level(model: LevelModel, residuals: Residuals | None) -> KnownLevel:
+def known_level(model: LevelModel, residuals: Residuals) -> KnownLevel:
     """A fitted level as a calibration remembers it."""
     load_s, _ = seconds_of_load(model.level)
     return KnownLevel(
@@ -308,7 +311,7 @@ def known_level(model: LevelModel, residuals: Residuals | None) -> KnownLevel:
         lengths_of(model.level, model.facts),
         load_s,
         {name: value for name, value in measured(model.level).items() if value is not None},
-        residuals.by_metric if residuals is not None else {},
+        residuals.by_metric,
     )
 
 
@@ -331,15 +334,20 @@ def rows_of(
         if value is None or name not in found:
             continue
         rival = interpolated(concurrency, name, known)
-        guess = combined(found[name], rival, name, SHARES[load].get(name, 0.0))
+        guess = combined(found[name], rival, name, share_of(load, name))
         rows.append(
             Row(
                 concurrency, load, name, value, guess.value, guess.low, guess.high,
                 guess.value / value - 1 if value > 0 else None, rival,
-                held_out, peak,
+                held_out, peak, guess.realisation,
             )
         )  # fmt: skip
     return rows
+
+
+def share_of(load: Load, metric: str) -> float:
+    """The rival's share in a prediction."""
+    return SHARE_GUESSED if load == "concurrency" else SHARES[metric]
 
 
 def combined(found: Range, rival: float | None, name: str, share: float) -> Range:
@@ -348,7 +356,8 @@ def combined(found: Range, rival: float | None, name: str, share: float) -> Rang
         return found
     gap = transformed(name, rival) - transformed(name, found.value)
     shift = share * min(max(gap, -LARGEST), LARGEST)
-    return Range(*(back(name, transformed(name, value) + shift) for value in found))
+    value, low, high = (back(name, transformed(name, v) + shift) for v in found[:3])
+    return Range(value, low, high, found.realisation)
 
 
 def _same(known: KnownLevel, level: SweepLevel) -> bool:
