@@ -2,22 +2,19 @@
 
 The rules, as in `vllm/v1/core/block_pool.py`:
 
-1. One pool. Block 0 is the null block and never used. The free queue starts as 1, 2, …, n - 1;
-   new blocks are taken from its head. Taking a block drops the hash it carries: the only eviction.
+1. One pool for all groups. Block 0 is the null block and never used. New blocks are taken from the head
+   of the free queue; taking a block drops the hash it carries: the only eviction.
 2. A free block may keep its hash. It is then cached *and* free.
-3. Several blocks may carry one hash; a look-up takes the one published first.
-4. Freeing walks the blocks from last to first. Those nobody holds any more go, without hash, to
-   the front of the queue (the last block becomes its head), with hash to the back (last block
-   first): half-filled tails are reused at once, cached blocks leave in the order in which they
-   were freed, and of one request the tail before the head.
+3. Several blocks of a group may carry one hash; a look-up takes the one published first.
+4. Freeing walks the blocks from last to first. Those nobody holds any more go, without hash, to the front
+   of the queue (the last block becomes its head), with hash to the back (last block first).
 
-Groups of a hybrid model share the pool, but a hash is cached for one group only.
+So the free queue is always blocks without hash, then cached ones, oldest freed first: a stack and a queue.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
 
 NULL_BLOCK = 0
 
@@ -25,80 +22,115 @@ NULL_BLOCK = 0
 class BlockPool:
     """Reference counts, hashes and the free queue."""
 
-    def __init__(self, num_gpu_blocks: int, num_groups: int = 1) -> None:
+    __slots__ = ("_copies", "_group", "block_hash", "cached", "idle", "num_free", "ref_cnt", "unhashed")
+
+    def __init__(self, num_gpu_blocks: int, num_groups: int) -> None:
         self.ref_cnt = [0] * num_gpu_blocks
         self.block_hash: list[int | None] = [None] * num_gpu_blocks
-        self.free_queue: OrderedDict[int, None] = OrderedDict.fromkeys(range(NULL_BLOCK + 1, num_gpu_blocks))
-        # A group's hashes -> blocks, first published first.
-        self._cached: list[dict[int, list[int]]] = [{} for _ in range(num_groups)]
+        self.num_free = num_gpu_blocks - 1  # cached ones included
+        self.unhashed = list(range(num_gpu_blocks - 1, NULL_BLOCK, -1))  # free; the next to be taken is last
+        self.idle: OrderedDict[int, None] = OrderedDict()  # free and cached; the next to be taken is first
+        # By group: hash -> the block published first, and hash -> those published later.
+        self.cached: list[dict[int, int]] = [{} for _ in range(num_groups)]
+        self._copies: list[dict[int, list[int]]] = [{} for _ in range(num_groups)]
         self._group = [0] * num_gpu_blocks  # whose hash a block carries
-        self.version = 0  # grows with every change
 
     @property
-    def num_free_blocks(self) -> int:
-        """Blocks nobody holds, cached ones included."""
-        return len(self.free_queue)
+    def free_queue(self) -> list[int]:
+        """Free blocks, the next to be taken first."""
+        return [*reversed(self.unhashed), *self.idle]
 
-    def cached_block(self, block_hash: int, group: int = 0) -> int | None:
-        """The block a look-up of `block_hash` finds for a group."""
-        blocks = self._cached[group].get(block_hash)
-        return blocks[0] if blocks else None
+    def take(self, num_blocks: int, blocks: list[int]) -> None:
+        """Append new blocks from the head of the free queue to `blocks`; what they cached is lost."""
+        unhashed, ref_cnt = self.unhashed, self.ref_cnt
+        self.num_free -= num_blocks
+        for _ in range(num_blocks):
+            if unhashed:
+                block = unhashed.pop()
+            else:
+                block = self.idle.popitem(last=False)[0]
+                self._evict(block)
+            ref_cnt[block] = 1
+            blocks.append(block)
 
-    def num_idle(self, blocks: Iterable[int]) -> int:
-        """How many of the cached `blocks` nobody holds."""
-        return sum(self.ref_cnt[block] == 0 for block in blocks if block != NULL_BLOCK)
-
-    def take(self, num_blocks: int) -> list[int]:
-        """New blocks from the head of the free queue; what they cached is lost."""
-        self.version += num_blocks
-        blocks = [self.free_queue.popitem(last=False)[0] for _ in range(num_blocks)]
-        for block in blocks:
+    def take_one(self) -> int:
+        """One new block."""
+        self.num_free -= 1
+        if self.unhashed:
+            block = self.unhashed.pop()
+        else:
+            block = self.idle.popitem(last=False)[0]
             self._evict(block)
-            self.ref_cnt[block] = 1
-        return blocks
+        self.ref_cnt[block] = 1
+        return block
 
-    def touch(self, blocks: Iterable[int]) -> None:
+    def touch(self, blocks: list[int]) -> None:
         """Hold cached blocks, so that they cannot be taken."""
-        self.version += 1
+        ref_cnt, idle = self.ref_cnt, self.idle
         for block in blocks:
             if block == NULL_BLOCK:
                 continue
-            if self.ref_cnt[block] == 0:
-                del self.free_queue[block]
-            self.ref_cnt[block] += 1
+            holders = ref_cnt[block]
+            if holders == 0:
+                del idle[block]
+                self.num_free -= 1
+            ref_cnt[block] = holders + 1
+
+    def num_idle(self, blocks: list[int]) -> int:
+        """How many of the cached `blocks` nobody holds."""
+        ref_cnt, number = self.ref_cnt, 0
+        for block in blocks:
+            if block != NULL_BLOCK and ref_cnt[block] == 0:
+                number += 1
+        return number
 
     def free(self, blocks: list[int]) -> None:
-        """Let go of a request's blocks, given first to last (rule 4)."""
-        self.version += 1
+        """Let go of blocks that a request holds, given first to last (rule 4)."""
+        ref_cnt, block_hash, idle = self.ref_cnt, self.block_hash, self.idle
         unhashed: list[int] = []
         for block in reversed(blocks):
             if block == NULL_BLOCK:
                 continue
-            self.ref_cnt[block] -= 1
-            if self.ref_cnt[block]:
+            holders = ref_cnt[block] - 1
+            ref_cnt[block] = holders
+            if holders:
                 continue
-            if self.block_hash[block] is None:
+            self.num_free += 1
+            if block_hash[block] is None:
                 unhashed.append(block)
             else:
-                self.free_queue[block] = None
-        for block in reversed(unhashed):
-            self.free_queue[block] = None
-            self.free_queue.move_to_end(block, last=False)
+                idle[block] = None
+        if unhashed:
+            unhashed.reverse()
+            self.unhashed += unhashed
 
-    def publish(self, block: int, block_hash: int, group: int = 0) -> None:
-        """Let look-ups of `block_hash` for a group find `block`."""
-        self.version += 1
-        self.block_hash[block] = block_hash
-        self._group[block] = group
-        self._cached[group].setdefault(block_hash, []).append(block)
+    def publish(self, blocks: list[int], hashes: list[int], group: int) -> None:
+        """Let look-ups of each hash for a group find its block."""
+        block_hash, groups = self.block_hash, self._group
+        cached, copies = self.cached[group], self._copies[group]
+        for block, name in zip(blocks, hashes, strict=True):
+            if block == NULL_BLOCK:
+                continue
+            block_hash[block] = name
+            groups[block] = group
+            if name in cached:
+                copies.setdefault(name, []).append(block)
+            else:
+                cached[name] = block
 
     def _evict(self, block: int) -> None:
         block_hash = self.block_hash[block]
-        if block_hash is None:
-            return
+        assert block_hash is not None, "what is idle is cached"
         self.block_hash[block] = None
-        cached = self._cached[self._group[block]]
-        blocks = cached[block_hash]
-        blocks.remove(block)
-        if not blocks:
+        group = self._group[block]
+        cached, copies = self.cached[group], self._copies[group]
+        if not copies or block_hash not in copies:
             del cached[block_hash]
+            return
+        later = copies[block_hash]
+        if cached[block_hash] == block:
+            cached[block_hash] = later.pop(0)
+        else:
+            later.remove(block)
+        if not later:
+            del copies[block_hash]

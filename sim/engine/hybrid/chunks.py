@@ -64,10 +64,14 @@ def _chunk_33(
         whole = end // block_size * block_size
         if whole > start or block_size <= budget:
             end = whole
-    stops = [(num_tokens - 1) // block_size * block_size]
+    stop = end
+    last = (num_tokens - 1) // block_size * block_size
+    if start < last < stop:
+        stop = last
     if start % block_size:
-        stops.append((start // block_size + 1) * block_size)
+        stop = min(stop, (start // block_size + 1) * block_size)
     if start < shared_prefix_boundary < end:
-        stops.append(start + (shared_prefix_boundary - start) // block_size * block_size)
-    end = min((stop for stop in stops if start < stop < end), default=end)
-    return max(end - start, 0)
+        junction = start + (shared_prefix_boundary - start) // block_size * block_size
+        if start < junction < stop:
+            stop = junction
+    return max(stop - start, 0)

@@ -28,7 +28,9 @@ def leave_jumps(engine: HybridEngine, now: Tick) -> None:
         assert isinstance(state, HybridState)
         request = state.request
         half_done = state in engine.prefills
-        if not half_done:
+        if half_done:
+            request.num_computed_tokens = state.computed
+        else:
             computed = request.num_prompt_tokens + state.num_outputs - 1
             if state.leave > clock:
                 computed = state.base + clock
@@ -82,6 +84,8 @@ def enter_jumps(engine: HybridEngine) -> None:
         state.last_clock = clock - 1
         state.last_tokens = state.num_in_flight_tokens
         if is_half_done(state):
+            state.target = request.num_tokens
+            state.computed = request.num_computed_tokens
             engine.prefills.append(state)
             continue
         sampled = request.num_output_tokens + state.num_output_placeholders
@@ -91,7 +95,7 @@ def enter_jumps(engine: HybridEngine) -> None:
             engine.last_in_flight.append(state)
         else:
             engine.decodes.add(state, request.num_computed_tokens, clock, leave)
-            engine.due.start(state, clock)
+            engine.due.put(state, clock)
         if request.first_token_tick is None:
             request.first_token_tick = end
     engine.next_seat += len(engine.scheduler.running)

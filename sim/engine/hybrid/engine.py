@@ -47,6 +47,7 @@ class HybridEngine(MacroEngine):
         self.due = DueDecodes(config)
         self.prefills: list[HybridState] = []  # half-done, in the order of their seats
         self._group_sizes = [group.block_size for group in config.kv_groups]
+        self._smallest = min(self._group_sizes)
 
     def _make_scheduler(self) -> Scheduler:
         return HybridScheduler(self.config, self.stats)
@@ -80,6 +81,7 @@ class HybridEngine(MacroEngine):
             state.blocks, computed, 1, computed if self.is_async else computed + 1, in_flight
         )
         assert done, "blocks were counted before"
+        self.due.put(state, clock + 1)
 
     def _take_blocks(self, k: int) -> None:
         due, end, stats = self.due, self.clock + k, self.stats
@@ -88,13 +90,13 @@ class HybridEngine(MacroEngine):
         while clock < end:
             for state in due.pop(clock):
                 self._touch(state, clock)
-            used = num_usable - pool.num_free_blocks
+            used = num_usable - pool.num_free
             if used > stats.peak_used_blocks:
                 stats.peak_used_blocks = used
             clock = due.next(end)
 
     def _count(self, k: int, tokens: int, duration: Tick) -> None:
-        self.cache.num_free = self.manager.pool.num_free_blocks
+        self.cache.num_free = self.manager.pool.num_free
         super()._count(k, tokens, duration)
 
     def _give_up_blocks(self, state: RequestState, computed: int) -> None:
@@ -105,7 +107,7 @@ class HybridEngine(MacroEngine):
     def _most_decodes(self, k: int) -> int:
         """The most steps of decodes up to `k` for whose blocks there is room."""
         count, clock = self.decodes.count, self.clock
-        free = self.manager.pool.num_free_blocks
+        free = self.manager.pool.num_free
         if sum([k // size + 1 for size in self._group_sizes]) * count <= free:
             return k
         quiet = self.due.next(clock + k) - clock
@@ -183,7 +185,8 @@ class HybridEngine(MacroEngine):
         due = self.due.pop(clock)
         if budget < 0 or not self._has_room(due):
             return False
-        self.manager.new_step_starts()
+        if scheduler.waiting:
+            self.manager.new_step_starts()
         rows = tokens = count
         kv_tokens = pairs = decodes.base_sum + (clock + 1) * count
         started: list[HybridState] = []
@@ -193,7 +196,7 @@ class HybridEngine(MacroEngine):
                 self._touch(state, clock)
                 continue
             done = self._compute_chunk(state)
-            if done + new == state.request.num_tokens:
+            if done + new == state.target:
                 self.prefills.remove(state)
                 started.append(state)
             rows += 1
@@ -208,9 +211,7 @@ class HybridEngine(MacroEngine):
             if not new:
                 break
             assert isinstance(head, HybridState)
-            head.last_clock, head.last_tokens = clock, new
-            head.request.num_computed_tokens = done + new
-            if done + new == head.request.num_tokens:
+            if done + new == head.target:
                 started.append(head)
             else:
                 self.prefills.append(head)
@@ -231,7 +232,7 @@ class HybridEngine(MacroEngine):
         self.gpu_free = end = start + duration
         for state in started:
             self._start_decoding(state, end)
-            self.due.start(state, clock + 1)
+            self.due.put(state, clock + 1)
         self.clock = clock + 1
         self.num_mixed_steps += 1
         self._count(1, tokens, duration)
@@ -246,11 +247,11 @@ class HybridEngine(MacroEngine):
     def _cut_chunks(self, budget: int) -> int:
         """Size the chunks of the half-done prompts; the budget left, below 0 if a decode has to starve."""
         for prefill in self.prefills:
-            request = prefill.request
-            done = request.num_computed_tokens
-            behind = self._num_decodes_behind(prefill)
-            new = min(request.num_tokens - done, budget + behind)
-            prefill.chunk = new = self.hybrid.aligned(prefill, done, new, admission=False) if new > 0 else 0
+            done = prefill.computed
+            new = min(prefill.target - done, budget + self._num_decodes_behind(prefill))
+            if new > 0:
+                new = self.hybrid.aligned(prefill, done, new, admission=False)
+            prefill.chunk = new
             budget -= new
         return budget
 
@@ -272,32 +273,38 @@ class HybridEngine(MacroEngine):
 
     def _has_room(self, due: list[HybridState]) -> bool:
         """Whether all running requests find their blocks, whatever is given back meanwhile."""
-        needed = 0
+        most, num_groups = len(due) * len(self._group_sizes), len(self._group_sizes)
         for state in due:
             state.chunk = 0
+        for state in self.prefills:
+            most += num_groups * (state.chunk // self._smallest + 2)
+        free = self.manager.pool.num_free
+        if most <= free:
+            return True
+        needed = 0
+        for state in due:
             needed += self.manager.num_to_take(state.blocks, state.base + self.clock + 1)
         for state in self.prefills:
             if state.chunk:
-                target = state.request.num_computed_tokens + state.chunk
-                needed += self.manager.num_to_take(state.blocks, target)
-        return needed <= self.manager.pool.num_free_blocks
+                needed += self.manager.num_to_take(state.blocks, state.computed + state.chunk)
+        return needed <= free
 
     def _compute_chunk(self, state: HybridState) -> int:
         """Blocks for a half-done prompt's chunk; tokens computed before."""
-        request, new = state.request, state.chunk
-        done = request.num_computed_tokens
+        done, new = state.computed, state.chunk
         in_flight = self.tokens_in_flight(state, 0)
-        enough = self.manager.allocate_slots(state.blocks, done, new, request.num_tokens, in_flight)
+        enough = self.manager.allocate_slots(state.blocks, done, new, state.target, in_flight)
         assert enough, "blocks were counted before"
-        request.num_computed_tokens = done + new
-        state.last_clock, state.last_tokens = self.clock, new
+        state.computed = done + new
+        state.last_clock = self.clock
+        state.last_tokens = new
         return done
 
     def _admit(self, state: RequestState, budget: int, now: Tick) -> tuple[int, int]:
         """Admit the head of `waiting`: (hit tokens, new tokens); no new tokens: it must wait."""
         assert isinstance(state, HybridState)
         scheduler, request = self.hybrid, state.request
-        num_tokens = request.num_tokens
+        num_tokens = request.num_prompt_tokens + request.num_output_tokens
         hit = self.manager.get_computed_blocks(state.blocks, num_tokens)
         done = hit.num_tokens
         if self.is_25:
@@ -325,4 +332,8 @@ class HybridEngine(MacroEngine):
         self.next_seat += 1
         if request.scheduled_tick is None:
             request.scheduled_tick = now
+        state.target = num_tokens
+        state.computed = done + new
+        state.last_clock = self.clock
+        state.last_tokens = new
         return done, new

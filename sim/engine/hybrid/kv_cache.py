@@ -8,102 +8,88 @@ The rules, as in `vllm/v1/core/kv_cache_manager.py` (those of the pool stand in 
 3. A request is admitted only if all its known tokens would fit now, though only the first chunk's
    blocks are taken.
 
-A hybrid model has several groups of layers, each with its own blocks of a request (`groups/`): what
-is needed is the sum, a hit is what all agree on. A plain model is the case of one group.
+Each group of layers has its own blocks of a request (`groups/`): what is needed is the sum, a hit is what all
+agree on. Each keeps the token counts at which it next has something to do, so that a call in which no
+group has is a few comparisons.
 """
 
 from __future__ import annotations
 
-from typing import Self
+from itertools import groupby
 
 from replicast.sim.config import EngineConfig
 from replicast.sim.engine.hybrid.block_pool import BlockPool
-from replicast.sim.engine.hybrid.groups.full import CacheSettings, FullGroup, RequestBlocks, cdiv
+from replicast.sim.engine.hybrid.groups.full import (
+    NEVER,
+    CacheSettings,
+    Found,
+    FullGroups,
+    GroupBlocks,
+    RequestBlocks,
+)
 from replicast.sim.engine.hybrid.groups.lookup import Hit, PrefixLookup
-from replicast.sim.engine.hybrid.groups.mamba import AlignedMambaGroup, MambaGroup
-from replicast.sim.engine.hybrid.groups.window import WindowGroup
+from replicast.sim.engine.hybrid.groups.mamba import AlignedStateGroups, StateGroups
+from replicast.sim.engine.hybrid.groups.window import WindowGroups
 from replicast.sim.hybrid import in_flight_tokens
 from replicast.sim.kv_groups import KVGroup, hash_block_size, scheduler_block_size
 
-__all__ = ["BlockPool", "Hit", "KVCacheManager", "RequestBlocks", "cdiv"]
-
 
 class KVCacheManager:
-    """Allocation for requests, on top of one `BlockPool`."""
+    """Allocation for requests over several groups, on top of one `BlockPool`."""
 
-    def __init__(
-        self,
-        num_gpu_blocks: int,
-        block_size: int,
-        max_model_len: int,
-        enable_caching: bool,
-        watermark: float,
-        num_lookahead_tokens: int,
-        *,
-        kv_groups: tuple[KVGroup, ...] | None = None,
-        is_25: bool = False,
-        max_in_flight_tokens: int = 0,
-        retention_interval: int | None = 0,
-    ) -> None:
-        kv_groups = kv_groups or (KVGroup("full", block_size),)
+    def __init__(self, config: EngineConfig) -> None:
+        kv_groups = config.kv_groups
+        assert kv_groups is not None, "a model without groups has a faster cache"
+        self._is_25 = config.rules == "0.25.1"
+        self._alignment = scheduler_block_size(kv_groups)
+        self._speculates = config.num_speculative_tokens > 0
         settings = CacheSettings(
-            is_25,
-            scheduler_block_size(kv_groups),
-            hash_block_size(kv_groups, enable_caching),
-            max_model_len,
-            max_in_flight_tokens,
-            None if is_25 else retention_interval,
-        )
-        self.pool = BlockPool(num_gpu_blocks, len(kv_groups))
-        self.groups = [_make(group, i, self.pool, settings) for i, group in enumerate(kv_groups)]
-        self.max_model_len = max_model_len
-        self.enable_caching = enable_caching
-        self.num_lookahead_tokens = num_lookahead_tokens
-        self._lookup = PrefixLookup(self.groups, is_25)
-        self._is_25 = is_25
-        # With one group every token counts, with several a hit cannot end elsewhere.
-        self._published_unit = settings.alignment if len(kv_groups) > 1 else 1
-        self._num_usable_blocks = num_gpu_blocks - 1
-        self._watermark_blocks = int(watermark * num_gpu_blocks)
-        self._no_hit = Hit(tuple([] for _ in kv_groups), 0, 0)
-
-    @classmethod
-    def of(cls, config: EngineConfig) -> Self:
-        """The manager of an engine."""
-        return cls(
-            config.num_gpu_blocks,
-            config.block_size,
+            self._is_25,
+            self._alignment,
+            hash_block_size(kv_groups, config.enable_prefix_caching),
             config.max_model_len,
-            config.enable_prefix_caching,
-            config.watermark,
-            config.num_lookahead_tokens,
-            kv_groups=config.kv_groups,
-            is_25=config.rules == "0.25.1",
-            max_in_flight_tokens=in_flight_tokens(
-                config.max_num_batched_tokens, config.async_scheduling, config.rules
-            ),
-            retention_interval=config.prefix_cache_retention_interval,
+            in_flight_tokens(config.max_num_batched_tokens, config.async_scheduling, config.rules),
+            None if self._is_25 else config.prefix_cache_retention_interval,
+            self._speculates,
         )
+        self.pool = pool = BlockPool(config.num_gpu_blocks, len(kv_groups))
+        self.units: list[FullGroups] = []
+        for group, alike in groupby(range(len(kv_groups)), key=lambda number: kv_groups[number]):
+            self.units.append(_make(group, list(alike), pool, settings))
+        self.max_model_len = config.max_model_len
+        self.enable_caching = config.enable_prefix_caching
+        self.num_lookahead_tokens = config.num_lookahead_tokens
+        self._lookup = PrefixLookup(self.units, self._is_25)
+        self._num_usable_blocks = config.num_gpu_blocks - 1
+        self._watermark_blocks = int(config.watermark * config.num_gpu_blocks)
 
     @property
     def usage(self) -> float:
         """Share of the usable blocks that requests hold."""
         if not self._num_usable_blocks:
             return 0.0
-        return 1.0 - self.pool.num_free_blocks / self._num_usable_blocks
+        return 1.0 - self.pool.num_free / self._num_usable_blocks
 
     def new_step_starts(self) -> None:
         """A schedule() call begins."""
-        for group in self.groups:
-            group.new_step_starts()
+        for unit in self.units:
+            unit.new_step_starts()
 
     def get_computed_blocks(self, held: RequestBlocks, num_tokens: int) -> Hit:
         """The cached blocks that `num_tokens` tokens start with (rule 2)."""
         if not self.enable_caching:
-            return self._no_hit
+            return Hit([Found(0, [[] for _ in unit.numbers]) for unit in self.units], 0, 0)
         hit = self._lookup.find(held.hashes, num_tokens - 1)
         held.shared_prefix_boundary = hit.longest if hit.longest > hit.num_tokens else 0
         return hit
+
+    def num_to_take(self, held: RequestBlocks, num_tokens: int) -> int:
+        """Blocks that a running request lacks for `num_tokens` tokens."""
+        slots, need = self._slots(num_tokens), 0
+        for unit, blocks in zip(self.units, held.units, strict=True):
+            if slots > blocks.room or self._speculates:
+                need += unit.num_to_take(blocks, num_tokens, slots)
+        return need
 
     def allocate_slots(
         self, held: RequestBlocks, num_computed: int, num_new: int, num_tokens: int, num_in_flight: int = 0
@@ -117,22 +103,23 @@ class KVCacheManager:
         total = num_computed + num_new
         slots = self._slots(total)
         need = 0
-        for group, blocks in zip(self.groups, held.groups, strict=True):
-            group.drop_skipped(blocks, processed)
-            need += group.num_to_take(blocks, total, slots)
-        if need > self.pool.num_free_blocks:
-            return False
-        for group, blocks in zip(self.groups, held.groups, strict=True):
-            group.take(blocks, total, slots)
+        lacks = False
+        for unit, blocks in zip(self.units, held.units, strict=True):
+            if processed >= blocks.next_drop:
+                unit.drop(blocks, processed)
+            if slots > blocks.room:
+                lacks = True
+                need += unit.num_to_take(blocks, total, slots)
+            elif self._speculates:
+                need += unit.num_to_take(blocks, total, slots)
+        if lacks:
+            if need > self.pool.num_free:
+                return False
+            for unit, blocks in zip(self.units, held.units, strict=True):
+                if slots > blocks.room:
+                    unit.take(blocks, total, slots)
         self.publish(held, min(total, num_tokens))
         return True
-
-    def num_to_take(self, held: RequestBlocks, num_tokens: int) -> int:
-        """Blocks that a running request lacks for `num_tokens` tokens."""
-        slots, need = self._slots(num_tokens), 0
-        for group, blocks in zip(self.groups, held.groups, strict=True):
-            need += group.num_to_take(blocks, num_tokens, slots)
-        return need
 
     def admit(
         self,
@@ -148,47 +135,67 @@ class KVCacheManager:
 
         With `reserve_full_isl` all `num_tokens` must fit now (rule 3).
         """
-        spare = self.pool.num_free_blocks
-        if use_watermark:
-            spare -= self._watermark_blocks
         num_hit = hit.num_tokens
-        whole = min(num_tokens, self.max_model_len)
-        hits = list(zip(self.groups, hit.blocks, strict=True))
-        if reserve_full_isl and sum(g.num_to_reserve(h, num_hit, whole) for g, h in hits) > spare:
-            return False
         total = num_hit + num_new
         slots = self._slots(total)
-        if sum(g.num_to_admit(h, num_hit, total, slots) for g, h in hits) > spare:
+        whole = min(num_tokens, self.max_model_len)
+        need = reserved = num_hits = 0
+        kept: list[Found] = []
+        for unit, found in zip(self.units, hit.found, strict=True):
+            if unit.is_refused(found):
+                return False
+            need += unit.num_to_admit(found, num_hit, total, slots)
+            if reserve_full_isl:
+                reserved += unit.num_to_reserve(found, num_hit, whole)
+            left = unit.kept(found, num_hit)
+            kept.append(left)
+            num_hits += len(left.blocks[0]) * unit.count
+        spare = self.pool.num_free - max(need, reserved)
+        if use_watermark:
+            spare -= self._watermark_blocks
+        # Idle hits leave the free queue, too; they are at most the hits: count them only where it matters.
+        if spare < num_hits and spare < self._num_idle(kept):
             return False
-        if num_hit:
-            for (group, cached), blocks in zip(hits, held.groups, strict=True):
-                group.adopt(blocks, cached, num_hit)
-        for group, blocks in zip(self.groups, held.groups, strict=True):
-            group.take(blocks, total, slots)
+        held.units = [GroupBlocks(unit.count) for unit in self.units]
+        for unit, blocks, left in zip(self.units, held.units, kept, strict=True):
+            unit.adopt(blocks, left)
+        for unit, blocks in zip(self.units, held.units, strict=True):
+            if slots > blocks.room:
+                unit.take(blocks, total, slots)
+        held.next_publish = num_hit if self.enable_caching else NEVER
         self.publish(held, min(total, num_tokens))
         return True
 
+    def _num_idle(self, kept: list[Found]) -> int:
+        number = 0
+        for left in kept:
+            for blocks in left.blocks:
+                number += self.pool.num_idle(blocks)
+        return number
+
     def publish(self, held: RequestBlocks, num_tokens: int) -> None:
-        """Give the blocks that `num_tokens` tokens fill their hashes (rule 1)."""
-        if not self.enable_caching:
+        """Give the blocks that `num_tokens` tokens fill their hashes (rule 1); a hit cannot end between."""
+        if num_tokens < held.next_publish:
             return
-        num_tokens -= num_tokens % self._published_unit
-        for group, blocks in zip(self.groups, held.groups, strict=True):
-            group.publish(blocks, held, num_tokens)
+        num_tokens -= num_tokens % self._alignment
+        held.next_publish = num_tokens + self._alignment
+        for unit, blocks in zip(self.units, held.units, strict=True):
+            unit.publish(blocks, held, num_tokens)
 
     def free(self, held: RequestBlocks) -> None:
         """Let go of all blocks of a request."""
-        for group, blocks in zip(self.groups, held.groups, strict=True):
-            group.free(blocks)
+        for unit, blocks in zip(self.units, held.units, strict=False):
+            unit.free(blocks)
+        held.units = []
 
     def _slots(self, num_tokens: int) -> int:
         return min(num_tokens + self.num_lookahead_tokens, self.max_model_len)
 
 
-def _make(group: KVGroup, number: int, pool: BlockPool, settings: CacheSettings) -> FullGroup:
+def _make(group: KVGroup, numbers: list[int], pool: BlockPool, settings: CacheSettings) -> FullGroups:
     if group.kind == "sliding_window":
-        return WindowGroup(group, number, pool, settings)
+        return WindowGroups(group, numbers, pool, settings)
     if group.kind == "mamba":
         aligned = group.mamba_cache_mode == "align"
-        return (AlignedMambaGroup if aligned else MambaGroup)(group, number, pool, settings)
-    return FullGroup(group, number, pool, settings)
+        return (AlignedStateGroups if aligned else StateGroups)(group, numbers, pool, settings)
+    return FullGroups(group, numbers, pool, settings)

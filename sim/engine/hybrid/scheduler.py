@@ -30,7 +30,7 @@ class HybridCache(KVCache):
             config.watermark,
             config.num_lookahead_tokens,
         )
-        self.manager = KVCacheManager.of(config)
+        self.manager = KVCacheManager(config)
 
     @property
     def usage(self) -> float:

@@ -20,17 +20,20 @@ def blocks_of(request: Request, config: EngineConfig) -> RequestBlocks:
         hash_block_size(groups, config.enable_prefix_caching),
         private_stream=-1 - request.request_id,
     )
-    return RequestBlocks(hashes, request.num_prompt_tokens, len(groups))
+    return RequestBlocks(hashes, request.num_prompt_tokens)
 
 
 class HybridState(RequestState):
     """A request with blocks in several groups, and the row of a chunk that may still be in flight."""
 
-    __slots__ = ("blocks", "chunk", "last_clock", "last_tokens")
+    __slots__ = ("blocks", "chunk", "computed", "last_clock", "last_tokens", "target")
 
     def __init__(self, request: Request, config: EngineConfig) -> None:
         super().__init__(request, config)
         self.blocks = blocks_of(request, config)
-        self.chunk = 0  # of its prompt, in the step being planned
+        # While its prompt is half-done: tokens to compute, those computed, those of the step being planned.
+        self.target = 0
+        self.computed = 0
+        self.chunk = 0
         self.last_clock = -1  # step of its last chunk
         self.last_tokens = 0  # of that chunk

@@ -60,11 +60,11 @@ class HybridProduct(Product):
 
     @property
     def num_free_blocks(self) -> int:
-        return self.engine.manager.pool.num_free_blocks  # type: ignore[no-any-return]
+        return self.engine.manager.pool.num_free  # type: ignore[no-any-return]
 
     def block_ids(self, request: Request) -> list[int] | list[list[int]]:
         assert isinstance(request.state, HybridState)
-        groups = [list(group.block_ids) for group in request.state.blocks.groups]
+        groups = request.state.blocks.block_ids
         return groups[0] if len(groups) == 1 else groups
 
     def free_queue(self) -> list[int]:
@@ -79,13 +79,14 @@ class HybridProduct(Product):
             self.engine._take_blocks(self._step)
 
     def _look_at_prompts(self) -> list[tuple[RequestState, int]]:
-        return [(state, state.request.num_computed_tokens) for state in self.engine.prefills]
+        return [(state, state.computed) for state in self.engine.prefills]
 
     def _rows_of_mixed_step(self, waited: dict[int, RequestStatus]) -> list[ScheduledRow]:
         rows = [(state.seat, self._decode_row(state, computed)) for state, computed in self._decoding]
         for state, done in self._half_done:
+            assert isinstance(state, HybridState)
             request = state.request
-            new = request.num_computed_tokens - done
+            new = state.computed - done
             if new:
                 known = request.num_tokens
                 row = ScheduledRow(request, new, done, known, 0, int(done + new == known), None)

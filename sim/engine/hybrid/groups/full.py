@@ -1,20 +1,19 @@
 """Full attention: every block is held to the end, and a hit is the longest run from the start.
 
-Also what the other kinds share (`vllm/v1/core/single_type_kv_cache_manager.py`): they change what
-may be dropped, what is published and what a look-up needs.
+Also what the other kinds share (`vllm/v1/core/single_type_kv_cache_manager.py`): they change what may be
+dropped, what is published and what a look-up needs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from replicast.sim.engine.hybrid.block_hash import BlockHashes
 from replicast.sim.engine.hybrid.block_pool import NULL_BLOCK, BlockPool
 from replicast.sim.kv_groups import KVGroup
 
-# Block number -> that block in each of several equal groups, None unless all have it.
-Cached = Callable[[int], tuple[int, ...] | None]
+NEVER = 1 << 62
 
 
 def cdiv(a: int, b: int) -> int:
@@ -32,161 +31,205 @@ class CacheSettings:
     max_model_len: int
     max_in_flight_tokens: int
     retention_interval: int | None
+    speculates: bool
 
 
 class GroupBlocks:
-    """The blocks of one request in one group, in order; null where dropped.
+    """The blocks of one request in equal groups: of each a list, null where dropped or passed over.
 
-    The first `num_published` are past publishing. The rest is for groups of states.
+    The first `num_published` places are past publishing, the first `num_dropped` past dropping. There is
+    room for `room` tokens, and nothing to drop before `next_drop` are processed. The last two are of states.
     """
 
-    __slots__ = ("block_ids", "has_state", "last_state", "num_published", "num_retired")
+    __slots__ = ("has_state", "ids", "last_state", "next_drop", "num_dropped", "num_published", "room")
 
-    def __init__(self) -> None:
-        self.clear()
-
-    def clear(self) -> None:
-        """Hold nothing."""
-        self.block_ids: list[int] = []
+    def __init__(self, num_groups: int) -> None:
+        self.ids: list[list[int]] = [[] for _ in range(num_groups)]
         self.num_published = 0
+        self.num_dropped = 0
+        self.room = 0
+        self.next_drop = 0
         self.has_state = False
-        self.last_state: int | None = None
-        self.num_retired = 0
+        self.last_state = -1  # place of the state before the running one, -1: none to drop
 
 
 class RequestBlocks:
     """The blocks of one request in all groups.
 
     `shared_prefix_boundary`: to where another request's prompt was seen to be the same, though not
-    all groups have it cached; 0 if nowhere.
+    all groups have it cached; 0 if nowhere. Fewer than `next_publish` tokens fill no further block.
     """
 
-    __slots__ = (
-        "groups",
-        "hashes",
-        "num_prompt_tokens",
-        "shared_prefix_boundary",
-    )
+    __slots__ = ("hashes", "next_publish", "num_prompt_tokens", "shared_prefix_boundary", "units")
 
-    def __init__(self, hashes: BlockHashes, num_prompt_tokens: int = 0, num_groups: int = 1) -> None:
+    def __init__(self, hashes: BlockHashes, num_prompt_tokens: int) -> None:
         self.hashes = hashes
         self.num_prompt_tokens = num_prompt_tokens
-        self.groups = [GroupBlocks() for _ in range(num_groups)]
+        self.units: list[GroupBlocks] = []
         self.shared_prefix_boundary = 0
+        self.next_publish = 0
 
     @property
-    def block_ids(self) -> list[int]:
-        """Those of the first group."""
-        return self.groups[0].block_ids
+    def block_ids(self) -> list[list[int]]:
+        """The blocks of each group."""
+        return [list(ids) for unit in self.units for ids in unit.ids]
+
+
+class Found:
+    """What a look-up found in equal groups: of each the blocks from place `start` on, nulls before."""
+
+    __slots__ = ("blocks", "start")
+
+    def __init__(self, start: int, blocks: list[list[int]]) -> None:
+        self.start = start
+        self.blocks = blocks
 
     @property
-    def num_published(self) -> int:
-        """That of the first group."""
-        return self.groups[0].num_published
+    def num_places(self) -> int:
+        """Places up to the end of the hit."""
+        return self.start + len(self.blocks[0])
 
 
-class FullGroup:
-    """One group of full attention, and the base of the others."""
+class FullGroups:
+    """Equal groups of full attention, and the base of the others."""
 
-    def __init__(self, group: KVGroup, number: int, pool: BlockPool, settings: CacheSettings) -> None:
+    def __init__(
+        self, group: KVGroup, numbers: Sequence[int], pool: BlockPool, settings: CacheSettings
+    ) -> None:
         self.group = group
-        self.number = number
+        self.numbers = list(numbers)
+        self.count = len(self.numbers)
         self.pool = pool
         self.settings = settings
         self.block_size = group.block_size
-        self.max_admission_blocks: int | None = None
-        self._hashes_per_block = group.block_size // settings.hash_block_size
+        self.num_drafts = group.num_speculative_blocks
+        self.most_admission_tokens = NEVER
+        self.hashes_per_block = group.block_size // settings.hash_block_size
 
     # What differs between the kinds
 
-    def find(self, cached: Cached, num_tokens: int) -> list[tuple[int, ...]]:
-        """The blocks with which a look-up of at most `num_tokens` tokens is served."""
-        found: list[tuple[int, ...]] = []
-        for number in range(num_tokens // self.block_size):
-            blocks = cached(number)
-            if blocks is None:
-                break
-            found.append(blocks)
-        return self.aligned(found)
+    def find(self, cached: list[dict[int, int]], hashes: list[int], num_tokens: int) -> Found:
+        """What serves a look-up of at most `num_tokens` tokens; `cached` are the tables of the groups."""
+        step = self.hashes_per_block
+        length = num_tokens // self.block_size
+        blocks: list[list[int]] = []
+        for table in cached:
+            run: list[int] = []
+            for at in range(step - 1, length * step, step):
+                block = table.get(hashes[at])
+                if block is None:
+                    break
+                run.append(block)
+            length = len(run)
+            blocks.append(run)
+        per_hit = self.settings.alignment // self.block_size
+        length -= length % per_hit
+        for run in blocks:
+            del run[length:]
+        return Found(0, blocks)
 
-    def num_skipped_tokens(self, num_computed: int) -> int:
-        """Leading tokens that no later token looks at."""
+    def num_skipped(self, num_computed: int) -> int:
+        """Leading places that no later token looks at."""
         return 0
 
-    def is_reachable(self, number: int, held: RequestBlocks) -> bool:
-        """Whether any look-up can need block `number`; others are not published."""
-        return True
+    def after_drop(self, num_dropped: int) -> int:
+        """Tokens that must be processed before more than `num_dropped` places can be dropped."""
+        return NEVER
+
+    def drop(self, blocks: GroupBlocks, num_processed: int) -> None:
+        """Free what no later token looks at."""
+        last = min(self.num_skipped(num_processed), len(blocks.ids[0]))
+        first = blocks.num_dropped
+        if first < last:
+            for ids in blocks.ids:
+                freed = ids[first:last]
+                ids[first:last] = [NULL_BLOCK] * (last - first)
+                self.pool.free(freed)
+            blocks.num_dropped = last
+        self.note(blocks)
+
+    def reachable(self, blocks: GroupBlocks, end: int, held: RequestBlocks) -> Sequence[int]:
+        """The places before `end`, not yet published, that a look-up can need; others never are."""
+        return range(blocks.num_published, end)
 
     # A request's life
 
-    def num_to_admit(self, hits: list[int], num_hit_tokens: int, num_tokens: int, num_slots: int) -> int:
-        """Free blocks that a request needs for `num_tokens` tokens (with drafts' places `num_slots`)."""
-        skipped = max(self.num_skipped_tokens(num_hit_tokens) // self.block_size, 0)
-        new = cdiv(num_slots, self.block_size) - max(skipped, len(hits))
-        return max(new, 0) + self.pool.num_idle(hits[skipped:])
+    def note(self, blocks: GroupBlocks) -> None:
+        """Bring the two bounds up to date after a change."""
+        blocks.room = (len(blocks.ids[0]) - self.num_drafts) * self.block_size
+        # Rejected drafts take tokens back: then every time is looked.
+        blocks.next_drop = 0 if self.settings.speculates else self.after_drop(blocks.num_dropped)
 
-    def num_to_reserve(self, hits: list[int], num_hit_tokens: int, num_tokens: int) -> int:
+    def num_to_admit(self, found: Found, num_hit_tokens: int, num_tokens: int, num_slots: int) -> int:
+        """New blocks that a request needs for `num_tokens` tokens (with drafts' places `num_slots`)."""
+        places = cdiv(num_slots, self.block_size) + self.num_drafts
+        new = places - max(self.num_skipped(num_hit_tokens), found.num_places)
+        return new * self.count if new > 0 else 0
+
+    def num_to_reserve(self, found: Found, num_hit_tokens: int, num_tokens: int) -> int:
         """The same for all its known tokens, of which a window holds only a part at a time."""
-        most = self.max_admission_blocks
-        if most is not None:
-            num_tokens = min(num_tokens, most * self.block_size)
-        return self.num_to_admit(hits, num_hit_tokens, num_tokens, num_tokens)
+        num_tokens = min(num_tokens, self.most_admission_tokens)
+        return self.num_to_admit(found, num_hit_tokens, num_tokens, num_tokens)
 
-    def adopt(self, blocks: GroupBlocks, hits: list[int], num_hit_tokens: int) -> None:
+    def is_refused(self, found: Found) -> bool:
+        """Whether these hits may not be taken in this step."""
+        return False
+
+    def kept(self, found: Found, num_hit_tokens: int) -> Found:
+        """The hits that the tokens to come look at."""
+        skipped = self.num_skipped(num_hit_tokens)
+        if skipped <= found.start:
+            return found
+        return Found(skipped, [blocks[skipped - found.start :] for blocks in found.blocks])
+
+    def adopt(self, blocks: GroupBlocks, kept: Found) -> None:
         """Hold the hits of a request that is admitted."""
-        skipped = max(self.num_skipped_tokens(num_hit_tokens) // self.block_size, 0)
-        self.pool.touch(hits[skipped:])
-        blocks.block_ids = [NULL_BLOCK] * skipped + hits[skipped:]
-        blocks.num_published = len(blocks.block_ids)
-
-    def drop_skipped(self, blocks: GroupBlocks, num_computed: int) -> None:
-        """Free what no later token looks at."""
-        skipped = self.num_skipped_tokens(num_computed) // self.block_size
-        ids = blocks.block_ids
-        last = min(skipped, len(ids))
-        first = last
-        while first > 0 and ids[first - 1] != NULL_BLOCK:
-            first -= 1
-        if first < last:
-            freed = ids[first:last]
-            ids[first:last] = [NULL_BLOCK] * (last - first)
-            self.pool.free(freed)
+        for ids, hits in zip(blocks.ids, kept.blocks, strict=True):
+            self.pool.touch(hits)
+            ids += [NULL_BLOCK] * kept.start
+            ids += hits
+        blocks.num_dropped = kept.start
+        blocks.num_published = len(blocks.ids[0])
+        self.note(blocks)
 
     def num_to_take(self, blocks: GroupBlocks, num_tokens: int, num_slots: int) -> int:
         """Blocks that a running request lacks."""
-        return max(cdiv(num_slots, self.block_size) - len(blocks.block_ids), 0)
+        new = cdiv(num_slots, self.block_size) + self.num_drafts - len(blocks.ids[0])
+        return new * self.count if new > 0 else 0
 
     def take(self, blocks: GroupBlocks, num_tokens: int, num_slots: int) -> None:
         """Take them."""
-        blocks.block_ids += self.pool.take(self.num_to_take(blocks, num_tokens, num_slots))
+        new = cdiv(num_slots, self.block_size) + self.num_drafts - len(blocks.ids[0])
+        for ids in blocks.ids:
+            if new == 1:
+                ids.append(self.pool.take_one())
+            else:
+                self.pool.take(new, ids)
+        self.note(blocks)
 
-    def publish(self, blocks: GroupBlocks, held: RequestBlocks, num_tokens: int) -> list[int]:
-        """Give the blocks that `num_tokens` tokens fill their hashes; which ones were given."""
-        num_full = num_tokens // self.block_size
-        published: list[int] = []
-        if num_full <= blocks.num_published:
-            return published
-        step = self._hashes_per_block
-        hashes = held.hashes.first(num_full * step)
-        for number in range(blocks.num_published, num_full):
-            block = blocks.block_ids[number]
-            if block != NULL_BLOCK and self.is_reachable(number, held):
-                block_hash = hashes[(number + 1) * step - 1]
-                self.pool.publish(block, block_hash, self.number)
-                published.append(block_hash)
-        blocks.num_published = num_full
-        return published
+    def publish(self, blocks: GroupBlocks, held: RequestBlocks, num_tokens: int) -> None:
+        """Give the blocks that `num_tokens` tokens fill their hashes."""
+        end = num_tokens // self.block_size
+        if end <= blocks.num_published:
+            return
+        places = self.reachable(blocks, end, held)
+        blocks.num_published = end
+        if not places:
+            return
+        step = self.hashes_per_block
+        hashes = held.hashes.first(end * step)
+        names = [hashes[(place + 1) * step - 1] for place in places]
+        for group, ids in zip(self.numbers, blocks.ids, strict=True):
+            self.pool.publish([ids[place] for place in places], names, group)
+        self.were_published(names)
+
+    def were_published(self, names: list[int]) -> None:
+        """Note that look-ups can find these hashes."""
 
     def free(self, blocks: GroupBlocks) -> None:
         """Let go of all."""
-        self.pool.free(blocks.block_ids)
-        blocks.clear()
+        for ids in blocks.ids:
+            self.pool.free(ids)
 
     def new_step_starts(self) -> None:
         """A schedule() call begins."""
-
-    def aligned(self, found: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
-        """`found` without the blocks past the last multiple of the alignment."""
-        step = self.settings.alignment // self.block_size
-        del found[len(found) // step * step :]
-        return found

@@ -11,73 +11,83 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from replicast.sim.engine.hybrid.block_hash import BlockHashes
-from replicast.sim.engine.hybrid.groups.full import FullGroup
+from replicast.sim.engine.hybrid.groups.full import Found, FullGroups
 
 
 class Hit(NamedTuple):
-    """What a look-up found: each group's blocks (null where not needed), and tokens served.
+    """What a look-up found: blocks of each unit of equal groups, and tokens served.
 
     `longest` is the longest prefix that any kind had cached, at least `num_tokens`.
     """
 
-    blocks: tuple[list[int], ...]
+    found: list[Found]
     num_tokens: int
     longest: int
+
+
+class _Kind:
+    """All groups that are equal, wherever they stand."""
+
+    def __init__(self, units: list[tuple[int, FullGroups]]) -> None:
+        self.units = units
+        self.first = units[0][1]
+        self.is_full = self.first.group.kind == "full"
+        self.cached = [unit.pool.cached[number] for _, unit in units for number in unit.numbers]
+
+    def find(self, hashes: BlockHashes, num_tokens: int) -> Found:
+        first = self.first
+        known = hashes.first(num_tokens // first.block_size * first.hashes_per_block)
+        return first.find(self.cached, known, num_tokens)
 
 
 class PrefixLookup:
     """Look-ups over all groups of one engine."""
 
-    def __init__(self, groups: Sequence[FullGroup], is_25: bool) -> None:
-        self._num_groups = len(groups)
+    def __init__(self, units: Sequence[FullGroups], is_25: bool) -> None:
+        self._num_units = len(units)
         self._is_25 = is_25
-        alike = {group.group: [g for g in groups if g.group == group.group] for group in groups}
-        self._kinds = sorted(alike.values(), key=lambda kind: kind[0].group.kind != "full")
+        kinds: list[_Kind] = []
+        for group in dict.fromkeys(unit.group for unit in units):
+            kinds.append(_Kind([(at, unit) for at, unit in enumerate(units) if unit.group == group]))
+        kinds.sort(key=lambda kind: not kind.is_full)
+        self._kinds = kinds
+        self._once = len(kinds) == 2 and kinds[0].is_full
 
     def find(self, hashes: BlockHashes, num_tokens: int) -> Hit:
         """The hit of a prompt that starts with `num_tokens` tokens, all of which may be served."""
         kinds = self._kinds
-        found: list[list[tuple[int, ...]] | None] = [None] * len(kinds)
-        once = len(kinds) == 2 and kinds[0][0].group.kind == "full"
+        found: list[Found | None] = [None] * len(kinds)
         hit, longest = num_tokens, 0
         while True:
             length = hit
             for index, kind in enumerate(kinds):
+                size = kind.first.block_size
                 known = found[index]
-                if known is not None and kind[0].group.kind == "full":
-                    length = min(length, len(known) * kind[0].block_size)
+                if known is not None and kind.is_full:
+                    length = min(length, known.num_places * size)
                     continue
-                found[index] = rows = self._find(kind, hashes, length)
-                length = len(rows) * kind[0].block_size
+                found[index] = known = kind.find(hashes, length)
+                length = known.num_places * size
                 longest = max(longest, length)
             if length >= hit:
                 break
             hit = length
-            if once:
+            if self._once:
                 break
-        blocks: list[list[int]] = [[] for _ in range(self._num_groups)]
+        return Hit(self._by_unit(found, hit), hit, longest)
+
+    def _by_unit(self, found: list[Found | None], hit: int) -> list[Found]:
+        kinds = self._kinds
+        by_unit: list[Found | None] = [None] * self._num_units
         for index, kind in enumerate(kinds):
-            rows = found[index] or []
+            known = found[index]
+            assert known is not None, "every kind was asked"
             # 0.25 forgets to cut a second kind of full attention.
-            if kind[0].group.kind == "full" and (index == 0 or not self._is_25):
-                rows = rows[: hit // kind[0].block_size]
-            for place, member in enumerate(kind):
-                blocks[member.number] = [row[place] for row in rows]
-        return Hit(tuple(blocks), hit, longest)
-
-    def _find(self, kind: list[FullGroup], hashes: BlockHashes, num_tokens: int) -> list[tuple[int, ...]]:
-        first = kind[0]
-        step = first.block_size // first.settings.hash_block_size
-        known = hashes.first(num_tokens // first.block_size * step)
-
-        def cached(number: int) -> tuple[int, ...] | None:
-            block_hash = known[(number + 1) * step - 1]
-            blocks = []
-            for member in kind:
-                block = member.pool.cached_block(block_hash, member.number)
-                if block is None:
-                    return None
-                blocks.append(block)
-            return tuple(blocks)
-
-        return first.find(cached, num_tokens)
+            if kind.is_full and (index == 0 or not self._is_25):
+                for blocks in known.blocks:
+                    del blocks[hit // kind.first.block_size :]
+            start = 0
+            for at, unit in kind.units:
+                by_unit[at] = Found(known.start, known.blocks[start : start + unit.count])
+                start += unit.count
+        return [one for one in by_unit if one is not None]

@@ -16,11 +16,14 @@ Mode "none" (and "all") keeps a block for every place and frees those before the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from replicast.sim.engine.hybrid.block_pool import NULL_BLOCK, BlockPool
 from replicast.sim.engine.hybrid.groups.full import (
-    Cached,
+    NEVER,
     CacheSettings,
-    FullGroup,
+    Found,
+    FullGroups,
     GroupBlocks,
     RequestBlocks,
     cdiv,
@@ -28,120 +31,140 @@ from replicast.sim.engine.hybrid.groups.full import (
 from replicast.sim.kv_groups import KVGroup
 
 
-class MambaGroup(FullGroup):
-    """One group of states in mode "none"."""
+class StateGroups(FullGroups):
+    """Equal groups of states in mode "none"."""
 
-    def __init__(self, group: KVGroup, number: int, pool: BlockPool, settings: CacheSettings) -> None:
-        super().__init__(group, number, pool, settings)
-        self.num_speculative_blocks = group.num_speculative_blocks
+    def __init__(
+        self, group: KVGroup, numbers: Sequence[int], pool: BlockPool, settings: CacheSettings
+    ) -> None:
+        super().__init__(group, numbers, pool, settings)
+        # 0.25 takes all drafts for rejected; 0.33 knows which tokens are not computed yet.
+        self.num_unsure = group.num_speculative_blocks if settings.is_25 else 0
 
-    def num_skipped_tokens(self, num_computed: int) -> int:
-        return num_computed - 1
+    def num_skipped(self, num_computed: int) -> int:
+        return max(0, num_computed - 1) // self.block_size
 
-    def num_to_admit(self, hits: list[int], num_hit_tokens: int, num_tokens: int, num_slots: int) -> int:
-        return super().num_to_admit(hits, num_hit_tokens, num_tokens, self._with_drafts(num_slots))
+    def after_drop(self, num_dropped: int) -> int:
+        return (num_dropped + 1) * self.block_size + 1 + self.num_unsure
 
-    def num_to_take(self, blocks: GroupBlocks, num_tokens: int, num_slots: int) -> int:
-        return super().num_to_take(blocks, num_tokens, self._with_drafts(num_slots))
-
-    def drop_skipped(self, blocks: GroupBlocks, num_computed: int) -> None:
-        super().drop_skipped(blocks, self._surely_computed(num_computed))
-
-    def _with_drafts(self, num_slots: int) -> int:
-        return num_slots + self.block_size * self.num_speculative_blocks
-
-    def _surely_computed(self, num_computed: int) -> int:
-        """0.25 takes all drafts for rejected; 0.33 knows which tokens are not computed yet."""
-        return max(0, num_computed - self.num_speculative_blocks) if self.settings.is_25 else num_computed
+    def drop(self, blocks: GroupBlocks, num_processed: int) -> None:
+        super().drop(blocks, max(0, num_processed - self.num_unsure))
 
 
-class AlignedMambaGroup(MambaGroup):
-    """One group of states in mode "align"."""
+class AlignedStateGroups(StateGroups):
+    """Equal groups of states in mode "align"."""
 
-    def __init__(self, group: KVGroup, number: int, pool: BlockPool, settings: CacheSettings) -> None:
-        super().__init__(group, number, pool, settings)
+    def __init__(
+        self, group: KVGroup, numbers: Sequence[int], pool: BlockPool, settings: CacheSettings
+    ) -> None:
+        super().__init__(group, numbers, pool, settings)
         self._published_this_step: set[int] = set()
 
     def new_step_starts(self) -> None:
-        self._published_this_step.clear()
+        if self._published_this_step:
+            self._published_this_step.clear()
 
-    def find(self, cached: Cached, num_tokens: int) -> list[tuple[int, ...]]:
-        for number in range(num_tokens // self.block_size - 1, -1, -1):
-            blocks = cached(number)
-            if blocks is not None and (number + 1) * self.block_size % self.settings.alignment == 0:
-                return [(NULL_BLOCK,) * len(blocks)] * number + [blocks]
-        return []
+    def find(self, cached: list[dict[int, int]], hashes: list[int], num_tokens: int) -> Found:
+        step, per_hit = self.hashes_per_block, self.settings.alignment // self.block_size
+        first = cached[0]
+        end = num_tokens // self.block_size
+        for place in range(end - end % per_hit - 1, -1, -per_hit):
+            block_hash = hashes[(place + 1) * step - 1]
+            if block_hash in first:
+                blocks: list[list[int]] = []
+                for table in cached:
+                    block = table.get(block_hash)
+                    if block is None:
+                        break
+                    blocks.append([block])
+                else:
+                    return Found(place, blocks)
+        return Found(0, [[] for _ in cached])
 
-    def is_reachable(self, number: int, held: RequestBlocks) -> bool:
-        interval = self.settings.retention_interval
+    def reachable(self, blocks: GroupBlocks, end: int, held: RequestBlocks) -> Sequence[int]:
+        interval, alignment, size = self.settings.retention_interval, self.settings.alignment, self.block_size
+        ids, first = blocks.ids[0], blocks.num_published
         if interval is None:
-            return True
-        end = (number + 1) * self.block_size
-        if interval and end % interval == 0:
-            return True
-        alignment = self.settings.alignment
-        boundaries = (held.num_prompt_tokens - 1, held.shared_prefix_boundary)
-        return any(tokens // alignment * alignment == end for tokens in boundaries)
+            return [place for place in range(first, end) if ids[place] != NULL_BLOCK]
+        last = (held.num_prompt_tokens - 1) // alignment * alignment // size - 1
+        junction = held.shared_prefix_boundary // alignment * alignment // size - 1
+        if not interval and end == first + 1:
+            return [first] if ids[first] != NULL_BLOCK and first in (last, junction) else []
+        per_interval = interval // size or NEVER
+        return [
+            place
+            for place in range(first, end)
+            if ids[place] != NULL_BLOCK and (place in (last, junction) or not (place + 1) % per_interval)
+        ]
 
-    def publish(self, blocks: GroupBlocks, held: RequestBlocks, num_tokens: int) -> list[int]:
-        published = super().publish(blocks, held, num_tokens)
-        self._published_this_step.update(published)
-        return published
+    def were_published(self, names: list[int]) -> None:
+        self._published_this_step.update(names)
 
-    def num_to_admit(self, hits: list[int], num_hit_tokens: int, num_tokens: int, num_slots: int) -> int:
-        if hits and self.pool.block_hash[hits[-1]] in self._published_this_step:
-            return len(self.pool.ref_cnt) + 1  # more than there are: not in this step
-        missing = self._num_places(num_tokens) - len(hits)
-        new = 1 + self.num_speculative_blocks if missing > 0 else missing
-        return new + self.pool.num_idle(hits)
+    def is_refused(self, found: Found) -> bool:
+        blocks = found.blocks[0]
+        return bool(blocks) and self.pool.block_hash[blocks[-1]] in self._published_this_step
+
+    def num_to_admit(self, found: Found, num_hit_tokens: int, num_tokens: int, num_slots: int) -> int:
+        missing = cdiv(num_tokens, self.block_size) + self.num_drafts - found.num_places
+        return (1 + self.num_drafts if missing > 0 else missing) * self.count
 
     def num_to_take(self, blocks: GroupBlocks, num_tokens: int, num_slots: int) -> int:
         # Negative where rejected drafts left a place too many: vLLM counts it against other groups.
-        return min(self._num_places(num_tokens) - len(blocks.block_ids), 1)
+        missing = cdiv(num_tokens, self.block_size) + self.num_drafts - len(blocks.ids[0])
+        return min(missing, 1) * self.count
 
     def take(self, blocks: GroupBlocks, num_tokens: int, num_slots: int) -> None:
         """Take the block of the state at the step's end, after the places passed over."""
-        ids = blocks.block_ids
-        drafts = self.num_speculative_blocks
-        is_first = not blocks.has_state
-        places = self._num_places(num_tokens)
-        if places <= len(ids):
+        drafts = self.num_drafts
+        places = cdiv(num_tokens, self.block_size) + drafts
+        before = len(blocks.ids[0])
+        if places <= before:
             return
-        before = len(ids)
-        if not is_first:
+        running = places - drafts - 1
+        if blocks.has_state:
             blocks.last_state = before - 1 - drafts
         elif before:
             blocks.last_state = before - 1  # the state that was hit
-        running = places - drafts - 1
-        ids += [NULL_BLOCK] * (running - before)
-        if not is_first:
-            for number in range(before - drafts, min(before, running)):
-                ids.append(ids[number])
-                ids[number] = NULL_BLOCK
-        ids += self.pool.take(places - len(ids))
+        for ids in blocks.ids:
+            if running > before:
+                ids += [NULL_BLOCK] * (running - before)
+            if not drafts:
+                ids.append(self.pool.take_one())
+                continue
+            if blocks.has_state:
+                for place in range(before - drafts, min(before, running)):
+                    ids.append(ids[place])
+                    ids[place] = NULL_BLOCK
+            self.pool.take(places - len(ids), ids)
         blocks.has_state = True
+        self.note(blocks)
 
-    def drop_skipped(self, blocks: GroupBlocks, num_computed: int) -> None:
-        num_computed = self._surely_computed(num_computed)
-        if self.settings.is_25:
-            FullGroup.drop_skipped(self, blocks, num_computed)
-        else:
-            self._retire(blocks, self.num_skipped_tokens(num_computed) // self.block_size)
-        last, ids = blocks.last_state, blocks.block_ids
-        if last is not None and last < cdiv(num_computed, self.block_size) - 1 and ids[last] != NULL_BLOCK:
-            freed = ids[last]
-            ids[last] = NULL_BLOCK
-            self.pool.free([freed])
+    def note(self, blocks: GroupBlocks) -> None:
+        super().note(blocks)
+        if blocks.last_state >= 0:
+            blocks.next_drop = min(blocks.next_drop, self.after_drop(blocks.last_state))
 
-    def _retire(self, blocks: GroupBlocks, skipped: int) -> None:
-        """Free all states before place `skipped`, across the null gaps that chunks leave."""
-        last = min(skipped, len(blocks.block_ids))
-        if last <= blocks.num_retired:
-            return
-        freed = blocks.block_ids[blocks.num_retired : last]
-        blocks.block_ids[blocks.num_retired : last] = [NULL_BLOCK] * len(freed)
-        blocks.num_retired = last
-        self.pool.free(freed)
-
-    def _num_places(self, num_tokens: int) -> int:
-        return cdiv(num_tokens, self.block_size) + self.num_speculative_blocks
+    def drop(self, blocks: GroupBlocks, num_processed: int) -> None:
+        num_processed = max(0, num_processed - self.num_unsure)
+        first_ids = blocks.ids[0]
+        end = min(self.num_skipped(num_processed), len(first_ids))
+        first = blocks.num_dropped
+        if self.settings.is_25:  # it stops at the gap that a chunk left
+            first = end
+            while first > 0 and first_ids[first - 1] != NULL_BLOCK:
+                first -= 1
+        last = blocks.last_state
+        drops_last = 0 <= last < cdiv(num_processed, self.block_size) - 1
+        for ids in blocks.ids:
+            if first < end:
+                freed = ids[first:end]
+                ids[first:end] = [NULL_BLOCK] * (end - first)
+                self.pool.free(freed)
+            if drops_last and ids[last] != NULL_BLOCK:
+                freed = [ids[last]]
+                ids[last] = NULL_BLOCK
+                self.pool.free(freed)
+        if drops_last:
+            blocks.last_state = -1
+        blocks.num_dropped = max(blocks.num_dropped, end)
+        self.note(blocks)

@@ -11,56 +11,85 @@ where another prompt was seen to branch off.
 
 from __future__ import annotations
 
-from replicast.sim.engine.hybrid.block_pool import NULL_BLOCK, BlockPool
-from replicast.sim.engine.hybrid.groups.full import Cached, CacheSettings, FullGroup, RequestBlocks, cdiv
+from collections.abc import Sequence
+
+from replicast.sim.engine.hybrid.block_pool import BlockPool
+from replicast.sim.engine.hybrid.groups.full import (
+    CacheSettings,
+    Found,
+    FullGroups,
+    GroupBlocks,
+    RequestBlocks,
+    cdiv,
+)
 from replicast.sim.kv_groups import KVGroup
 
 
-class WindowGroup(FullGroup):
-    """One group of sliding-window attention."""
+class WindowGroups(FullGroups):
+    """Equal groups of sliding-window attention."""
 
-    def __init__(self, group: KVGroup, number: int, pool: BlockPool, settings: CacheSettings) -> None:
-        super().__init__(group, number, pool, settings)
+    def __init__(
+        self, group: KVGroup, numbers: Sequence[int], pool: BlockPool, settings: CacheSettings
+    ) -> None:
+        super().__init__(group, numbers, pool, settings)
         assert group.sliding_window is not None, "a sliding-window group has a window"
-        self.window = group.sliding_window
+        self.window: int = group.sliding_window
         self.num_needed = cdiv(self.window - 1, self.block_size)
         most_tokens = min(self.window - 1 + settings.max_in_flight_tokens, settings.max_model_len)
-        self.max_admission_blocks = cdiv(most_tokens, self.block_size) + 1  # it may start inside a block
+        # It may start inside a block.
+        self.most_admission_tokens = (cdiv(most_tokens, self.block_size) + 1) * self.block_size
 
-    def find(self, cached: Cached, num_tokens: int) -> list[tuple[int, ...]]:
+    def find(self, cached: list[dict[int, int]], hashes: list[int], num_tokens: int) -> Found:
         """From right to left: the first run long enough, else what run there is from the start."""
-        found: dict[int, tuple[int, ...]] = {}
-        run = 0
-        for number in range(num_tokens // self.block_size - 1, -1, -1):
-            blocks = cached(number)
-            if blocks is None:
+        step, per_hit = self.hashes_per_block, self.settings.alignment // self.block_size
+        first, others = cached[0], cached[1:]
+        run = end = 0  # places end - run … end are cached
+        for place in range(num_tokens // self.block_size - 1, -1, -1):
+            block_hash = hashes[(place + 1) * step - 1]
+            if block_hash not in first or (others and not _in_all(others, block_hash)):
                 run = 0
                 continue
-            if run == 0 and (number + 1) * self.block_size % self.settings.alignment:
-                continue
-            found[number] = blocks
+            if run == 0:
+                if (place + 1) % per_hit:
+                    continue
+                end = place + 1
             run += 1
             if run >= self.num_needed:
-                nulls = (NULL_BLOCK,) * len(blocks)
-                return [found[i] if i >= number else nulls for i in range(number + run)]
-        return self.aligned([found[i] for i in range(run)])
-
-    def num_skipped_tokens(self, num_computed: int) -> int:
-        return max(0, num_computed - self.window + 1)
-
-    def is_reachable(self, number: int, held: RequestBlocks) -> bool:
-        interval = self.settings.retention_interval
-        segment = self.settings.alignment if interval is None else interval
-        if segment:
-            per_segment = segment // self.block_size
-            if number % per_segment >= per_segment - self.num_needed:
-                return True
-        return interval is not None and any(
-            end - self.num_needed <= number < end for end in self.reachable_ends(held)
+                break
+        if run < self.num_needed:
+            run = end = run - run % per_hit
+        places = range(end - run, end)
+        return Found(
+            end - run, [[table[hashes[(place + 1) * step - 1]] for place in places] for table in cached]
         )
 
-    def reachable_ends(self, held: RequestBlocks) -> tuple[int, ...]:
-        """Blocks before the boundaries that sparse retention keeps."""
-        alignment = self.settings.alignment
-        boundaries = (held.num_prompt_tokens - 1, held.shared_prefix_boundary)
-        return tuple(tokens // alignment * alignment // self.block_size for tokens in boundaries)
+    def num_skipped(self, num_computed: int) -> int:
+        return max(0, num_computed - self.window + 1) // self.block_size
+
+    def after_drop(self, num_dropped: int) -> int:
+        return (num_dropped + 1) * self.block_size + self.window - 1
+
+    def reachable(self, blocks: GroupBlocks, end: int, held: RequestBlocks) -> Sequence[int]:
+        interval, alignment = self.settings.retention_interval, self.settings.alignment
+        first, needed = blocks.num_published, self.num_needed
+        per_segment = (alignment if interval is None else interval) // self.block_size
+        if interval is None and per_segment <= needed:
+            return range(first, end)
+        ends: tuple[int, ...] = ()
+        if interval is not None:
+            boundaries = (held.num_prompt_tokens - 1, held.shared_prefix_boundary)
+            ends = tuple(tokens // alignment * alignment // self.block_size for tokens in boundaries)
+        places: list[int] = []
+        for place in range(first, end):
+            if per_segment and place % per_segment >= per_segment - needed:
+                places.append(place)
+                continue
+            for last in ends:
+                if last - needed <= place < last:
+                    places.append(place)
+                    break
+        return places
+
+
+def _in_all(tables: list[dict[int, int]], block_hash: int) -> bool:
+    return all(block_hash in table for table in tables)
