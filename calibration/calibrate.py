@@ -17,7 +17,7 @@ from typing import Any
 
 from replicast.calibration.check import check_sweep, usable_levels
 from replicast.calibration.facts import Model
-from replicast.calibration.fit import SEEDS, Fitted, centre_of, fit
+from replicast.calibration.fit import Fitted, centre_of, fit
 from replicast.calibration.harness import MakeEngine
 from replicast.calibration.learned import Learned, tables_of
 from replicast.calibration.model import Point, point_at, step_seconds
@@ -218,7 +218,7 @@ def healthy(sweep: Sweep, levels: list[SweepLevel], *, force: bool) -> tuple[lis
 
 def learned_from(fitted: Fitted, known: Uncertainty, point: Point) -> Learned:
     """The fit, in the form that is stored."""
-    levels = tuple(known_level(model, residuals_of(model, point, SEEDS)) for model in fitted.models)
+    levels = tuple(known_level(model, residuals_of(model, point)) for model in fitted.models)
     centre = centre_of([model.level for model in fitted.models])
     return Learned(
         point, fitted.params, fitted.x, known.covariance, centre, levels, fitted.models[0].front_end

@@ -21,11 +21,11 @@ from replicast.calibration.model import (
     LevelModel,
     Parameter,
     front_end_of,
-    mean_observed,
     measured,
     parameters,
     point_at,
     transformed,
+    typical,
 )
 from replicast.calibration.server import ServerFacts
 from replicast.calibration.sweep import SweepLevel
@@ -178,11 +178,10 @@ class _Problem:
     def _level(self, index: int, x: Floats) -> Floats:
         runs = self._models[index].simulate(point_at(self._params, x), self._seeds)
         self.evaluations += len(runs)
-        seen = mean_observed(runs)
         out = []
         for name, (target, sd) in self._targets[index].items():
-            value = getattr(seen, name)
-            out.append((transformed(name, value) - target) / sd if value == value else 3.0)
+            value = typical(runs, name)
+            out.append((value - target) / sd if value == value else 3.0)
         return np.array(out)
 
     def _prior(self, x: Floats) -> Floats:
