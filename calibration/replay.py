@@ -41,16 +41,21 @@ ASYNC_SINCE = (0, 14)
 FULL_PROMPT_SINCE = (0, 20)
 INTAKE_S = 0.28e-6  # a token of a prompt that wakes an engine; three openings of bursts: .19 to .42
 ASLEEP_S = 0.9e-3  # a lone request's way through sleeping processes; codellama-34b 1.2 ms, llama-2-7b .8
+LEAD_S = 100.0  # before the first request: what is cached has been computed by then
 PHASES = 9
 PHASE_SPREAD = 0.01  # of the fixed part of a step, from the first replay to the last
 
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """Content that prompts have in common: `prefix` tokens of all, and `distinct` prompts in all."""
+    """Content that prompts have in common: `prefix` tokens of all, and `distinct` prompts in all.
+
+    `cached`: the server has met the prefix before, so that the first of these requests hits it, too.
+    """
 
     prefix: int = 0
     distinct: int | None = None
+    cached: bool = False
 
 
 ALL_DISTINCT = Shared()
@@ -91,10 +96,11 @@ def replay_requests(
     order = np.argsort(arrival_s, kind="stable")
     queue = [requests[i] for i in order]
     handed_s = handed_over(queue, front_end, [awake[i] for i in order] if awake else ())
-    first = min(arrival_s.min(), min(handed_s))
-    sessions = as_sessions(
-        [r._replace(arrival_s=at - first) for r, at in zip(queue, handed_s, strict=True)], shared
-    )
+    first = min(handed_s)
+    sent = [r._replace(arrival_s=LEAD_S + at - first) for r, at in zip(queue, handed_s, strict=True)]
+    if shared.cached:
+        sent = [ClientRequest(0.0, shared.prefix + 1, 1, None, None), *sent]
+    sessions = as_sessions(sent, shared)
     fleet = FleetConfig(
         replicas=1, router="round-robin", loop="partly-open", warmup_s=0.0, stops_at_eos=False
     )
@@ -103,7 +109,7 @@ def replay_requests(
     back = np.empty(len(order), dtype=np.int64)
     back[order] = np.arange(len(order))
     outside = np.array(handed_s)[back] - arrival_s + front_end.delivery_s
-    by_session = np.argsort(records.session_index, kind="stable")[back]
+    by_session = np.argsort(records.session_index, kind="stable")[len(sent) - len(queue) :][back]
     return Replay(
         records.ttft_s[by_session] + outside,
         records.e2e_s[by_session] + outside,

@@ -105,6 +105,15 @@ def test_an_idle_engine_takes_along_what_comes_while_it_starts() -> None:
     assert apart[0] < apart[1]
 
 
+def test_a_cached_prefix_is_hit_by_the_first_request() -> None:
+    requests = asked((0.0, 2000, 5), (20.0, 2000, 5))
+    config = config_for(facts_of())
+    cold = replay_requests(requests, config, STEPS, FRONT_END, shared=Shared(1024))
+    warm = replay_requests(requests, config, STEPS, FRONT_END, shared=Shared(1024, cached=True))
+    assert warm.ttft_s[0] == pytest.approx(warm.ttft_s[1]) == pytest.approx(cold.ttft_s[1])
+    assert cold.ttft_s[0] > 1.5 * warm.ttft_s[0]
+
+
 def test_rows_come_back_in_the_order_given() -> None:
     forward = asked((0.0, 500, 5), (3.0, 4000, 5), (6.0, 100, 5))
     config = config_for(facts_of())

@@ -81,13 +81,14 @@ def test_the_rival_is_a_line_in_logarithms() -> None:
     assert interpolated(2, "ttft_mean_s", levels) is None
 
 
-def test_synchronous_requests_predict_later_stages(shared_dir: Path) -> None:
-    """codellama-34b on H100: constant rates TTFT within 4 %, E2E within 1.5 %, overload TTFT within 8 %."""
-    errors = [e for e in span_errors(shared_dir / "groundtruth") if "codellama" in e.run]
+@pytest.mark.parametrize("run", ["codellama", "llama7b"])
+def test_synchronous_requests_predict_later_stages(shared_dir: Path, run: str) -> None:
+    """Half the requests: constant rates TTFT within 4 %, E2E within 1.5 %, overload TTFT within 8 %."""
+    errors = span_errors(shared_dir / "groundtruth", run)
     rates = [e for e in errors if not e.stage.startswith("burst")]
     burst = [e for e in errors if e.stage.startswith("burst")]
     assert len(rates) >= 8
-    assert sorted(e.ttft_each or 0 for e in rates)[len(rates) // 2] <= 0.04
-    assert sorted(e.e2e_each or 0 for e in rates)[len(rates) // 2] <= 0.015
-    assert burst[0].ttft_each is not None
-    assert burst[0].ttft_each <= 0.08
+    assert sum(e.ttft_half or 0 for e in rates) / len(rates) <= 0.04
+    assert sum(e.e2e_half or 0 for e in rates) / len(rates) <= 0.015
+    assert all(abs(e.ttft) <= 0.08 for e in errors)
+    assert (burst[0].ttft_half or 0) <= 0.08
