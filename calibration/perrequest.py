@@ -42,8 +42,8 @@ FITTED = (
     "front_end_per_token_s",
 )
 ROW_S = 40e-6
-PRECISION = 0.01  # of one latency: residuals are measured in their own spread, or in this where it is less
-FRONT_END_PRECISION_S = 0.3e-3
+PRECISION = 0.01  # of one latency
+LEAST_SPREADS = (PRECISION, PRECISION, PRECISION, 0.3e-3)  # TTFT, prefill, pace; seconds outside the engine
 CAUCHY_AT = 0.5  # of the spread: rows beyond lose their pull
 PASSES = 3
 LONG_OUTPUT = 20  # tokens from which on a row tells its pace
@@ -134,7 +134,7 @@ def fit_requests(
         parts = [part / scale for part, scale in zip(misses(x), scales, strict=True)]
         return np.concatenate([*parts, (x - start) / widths])
 
-    scales = [PRECISION, PRECISION, PRECISION, FRONT_END_PRECISION_S]
+    scales = list(LEAST_SPREADS)
     x = np.maximum(start, low + 1e-6)
     for attempt in range(PASSES):
         found = least_squares(
@@ -144,9 +144,7 @@ def fit_requests(
         )  # fmt: skip
         x = np.maximum(found.x, low + 1e-6)
         own = [_spread(part) for part in misses(x)]
-        scales = [
-            max(at, least) for at, least in zip(own, (*3 * (PRECISION,), FRONT_END_PRECISION_S), strict=True)
-        ]
+        scales = [max(pair) for pair in zip(own, LEAST_SPREADS, strict=True)]
     steps, front_end = _split(x, row_s)
     jacobian = np.asarray(found.jac)
     free = max(2 * len(rows) - len(FITTED), 1)

@@ -9,7 +9,7 @@ checked, blocks hashed). What follows from that, and was seen in vLLM 0.11's spa
 
 Where in a running step a request arrives decides up to a step of its TTFT, and is not known: clocks of
 model and server drift apart by more than a step between two arrivals. A forecast is therefore the mean over
-replays whose steps differ by a thousandth or so, which leaves bursts as they are.
+replays whose steps differ by up to half a percent, which leaves bursts as they are.
 
 Rules of the server's time: before 0.14 it scheduled synchronously, before 0.20 it admitted a request as
 soon as the first chunk of its prompt fitted (pull request 37307).
