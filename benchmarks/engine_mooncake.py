@@ -21,7 +21,7 @@ from pathlib import Path
 
 from replicast.sim.config import EngineConfig
 from replicast.sim.engine import Engine
-from replicast.sim.engine.compiled import compiled_class
+from replicast.sim.engine.compiled import compiled_class, request_class
 from replicast.sim.engine.macro import MacroEngine
 from replicast.sim.engine.step_time import StepTime
 from replicast.sim.request import Request
@@ -36,7 +36,7 @@ BLOCK = 512  # tokens of one chain id of the trace
 
 
 def read_requests(
-    path: Path, limit: int | None, speed: float, prompts: int = 1, outputs: int = 1
+    path: Path, make: type[Request], limit: int | None, speed: float, prompts: int = 1, outputs: int = 1
 ) -> list[Request]:
     """The trace's requests in order of arrival; each chain id is 512 tokens of stream 0.
 
@@ -55,7 +55,7 @@ def read_requests(
             prompt = cut(join(parts), 0, tokens)
             output = (Segment(1 + i, 0, made),)
             arrival = ticks(row["timestamp"] / 1000 / speed)
-            requests.append(Request(i, prompt, output, tokens, made, arrival_tick=arrival))
+            requests.append(make(i, prompt, output, tokens, made, arrival_tick=arrival))
     return requests
 
 
@@ -121,8 +121,10 @@ def main() -> None:
     assert make is not None
     best = 0.0
     for _ in range(args.repeat):
-        requests = read_requests(args.trace, args.limit, args.speed, args.prompts, args.outputs)
         engines: list[Engine] = [make(config, step_time) for _ in range(4)]
+        requests = read_requests(
+            args.trace, request_class(engines[0]), args.limit, args.speed, args.prompts, args.outputs
+        )
         gc.collect()
         gc.freeze()
         profile = cProfile.Profile() if args.profile else None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import os
 import resource
 import sys
 import time
@@ -104,6 +105,7 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=1, help="the fastest of so many runs")
     parser.add_argument("--profile", action="store_true", help="where the time goes, by samples")
     args = parser.parse_args()
+    os.environ["REPLICAST_COMPILED"] = "1" if args.engine == "compiled" else "0"  # the fleet's, too
     make = engine_of(args.engine)
     sampler = Sampler() if args.profile else None
     if sampler:

@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from enum import IntEnum
-
+from replicast.sim.request_status import RequestStatus
 from replicast.sim.ticks import Tick
 from replicast.sim.workload import Content
 
-
-class RequestStatus(IntEnum):
-    """Life of a request, in vLLM's words."""
-
-    WAITING = 0
-    RUNNING = 1
-    PREEMPTED = 2
-    FINISHED_STOPPED = 3  # EOS or a stop id
-    FINISHED_LENGTH_CAPPED = 4  # max_tokens or max_model_len
-    FINISHED_ABORTED = 5
+__all__ = ["Request", "RequestStatus"]
 
 
-@dataclass(slots=True, eq=False)
 class Request:
     """A request as the engine holds it; one is made for one run and never reused.
 
@@ -35,27 +23,61 @@ class Request:
     `resumed_hit_tokens` those of every later one.
     """
 
-    request_id: int
-    prompt: Content
-    output: Content
-    num_prompt_tokens: int
-    max_tokens: int
-    stops_at_eos: bool = False
-    priority: int = 0
-    arrival_tick: Tick = 0
+    __slots__ = (
+        "arrival_tick",
+        "finish_tick",
+        "first_token_tick",
+        "max_tokens",
+        "num_cached_tokens",
+        "num_computed_tokens",
+        "num_output_tokens",
+        "num_preemptions",
+        "num_prompt_tokens",
+        "output",
+        "priority",
+        "prompt",
+        "queued_tick",
+        "request_id",
+        "resumed_hit_tokens",
+        "scheduled_tick",
+        "state",
+        "status",
+        "stops_at_eos",
+        "tag",
+    )
 
-    status: RequestStatus = RequestStatus.WAITING
-    num_computed_tokens: int = 0
-    num_output_tokens: int = 0
-    num_cached_tokens: int | None = None
-    num_preemptions: int = 0
-    resumed_hit_tokens: list[int] = field(default_factory=list)
-    queued_tick: Tick | None = None
-    scheduled_tick: Tick | None = None
-    first_token_tick: Tick | None = None
-    finish_tick: Tick | None = None
-    tag: object = None  # the client's own handle; the engine never looks at it
-    state: object = None  # the engine's own handle; nobody else looks at it
+    def __init__(
+        self,
+        request_id: int,
+        prompt: Content,
+        output: Content,
+        num_prompt_tokens: int,
+        max_tokens: int,
+        stops_at_eos: bool = False,
+        priority: int = 0,
+        arrival_tick: Tick = 0,
+        tag: object = None,
+    ) -> None:
+        self.request_id = request_id
+        self.prompt = prompt
+        self.output = output
+        self.num_prompt_tokens = num_prompt_tokens
+        self.max_tokens = max_tokens
+        self.stops_at_eos = stops_at_eos
+        self.priority = priority
+        self.arrival_tick = arrival_tick
+        self.status = RequestStatus.WAITING
+        self.num_computed_tokens = 0
+        self.num_output_tokens = 0
+        self.num_cached_tokens: int | None = None
+        self.num_preemptions = 0
+        self.resumed_hit_tokens: list[int] = []
+        self.queued_tick: Tick | None = None
+        self.scheduled_tick: Tick | None = None
+        self.first_token_tick: Tick | None = None
+        self.finish_tick: Tick | None = None
+        self.tag = tag  # the client's own handle; the engine never looks at it
+        self.state: object = None  # the engine's own handle; nobody else looks at it
 
     @property
     def num_tokens(self) -> int:

@@ -22,3 +22,8 @@ def ticks(seconds: float) -> Tick:
 def seconds(tick: Tick) -> float:
     """`tick` in seconds."""
     return tick / TICKS_PER_S
+
+
+def ratio(numerator: int, denominator: int) -> float:
+    """The float nearest to the quotient. Compiled code must ask for it: its own division rounds twice."""
+    return numerator / denominator

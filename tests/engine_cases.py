@@ -15,6 +15,7 @@ from typing import Any
 from reference.block_hash import BlockHashes
 from replicast.sim.config import EngineConfig
 from replicast.sim.engine import Engine
+from replicast.sim.engine.compiled import request_class
 from replicast.sim.engine.content_tree import ContentTree, Node
 from replicast.sim.engine.step_time import StepTime
 from replicast.sim.request import Request
@@ -53,8 +54,9 @@ class Case:
 
 def drive(engine: Engine, case: Case) -> tuple[list[Request], list[tuple[int, int]]]:
     """Run `case` to its end: all requests, and (tick, number) of finishes in order."""
+    make = request_class(engine)
     requests = [
-        Request(i, p.prompt, p.output, num_tokens(p.prompt), p.max_tokens, p.stops_at_eos, p.priority)
+        make(i, p.prompt, p.output, num_tokens(p.prompt), p.max_tokens, p.stops_at_eos, p.priority)
         for i, p in enumerate(case.plans)
     ]
     events: list[tuple[int, int, str, int]] = []

@@ -20,13 +20,13 @@ from replicast.sim.fleet.config import FleetConfig, FrontEnd, RouterName
 from replicast.sim.fleet.operations import Autoscaling, Lifetime, Loss, Operations, paid_hours
 from replicast.sim.fleet.prefix_router import make_router
 from replicast.sim.fleet.records import RecordStatus
-from replicast.sim.fleet.routers import RoutedRequest
 from replicast.sim.fleet.run import RunResult, simulate
 from replicast.sim.workload import Segment
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import planning_cases
+from router_cases import Asked
 
 ENGINE = EngineConfig(num_gpu_blocks=801, max_model_len=16_000, max_num_batched_tokens=1024, max_num_seqs=4)
 STEP_TIME = StepTime.from_seconds(memory_fixed_s=0.05, compute_per_token_s=0.004)
@@ -106,7 +106,7 @@ def test_routers_send_nothing_to_who_has_left(
     fleet = FleetConfig(replicas=replicas, router=name)
     router = make_router(fleet, ENGINE, np.random.default_rng(1))
     present, number = list(range(replicas)), replicas
-    flying: list[tuple[RoutedRequest, int]] = []
+    flying: list[tuple[Asked, int]] = []
     for session, own, what in steps:
         if what == "j":
             router.joined()
@@ -118,7 +118,7 @@ def test_routers_send_nothing_to_who_has_left(
             router.replied(*flying.pop(own % len(flying)))
         elif what == "r" and present:
             prompt = (Segment(session % 3, 0, 20), Segment(session, 100, own))
-            request = RoutedRequest(prompt, 20 + own, session, 0)
+            request = Asked(prompt, 20 + own, session)
             home = router.route(request)
             assert home in present
             flying.append((request, home))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,14 +22,19 @@ from replicast.sim.fleet.routers import (
 )
 from replicast.sim.workload import Content, Segment, join, num_tokens
 
+sys.path.insert(0, str(Path(__file__).parent))
 
-def request(session: int = 0, *segments: tuple[int, int, int]) -> RoutedRequest:
+from router_cases import Asked
+
+
+def request(session: int = 0, *segments: tuple[int, int, int]) -> Asked:
     prompt = join(Segment(*segment) for segment in segments or ((session + 1, 0, 100),))
-    return RoutedRequest(prompt, num_tokens(prompt), session, 0)
+    return Asked(prompt, num_tokens(prompt), session)
 
 
 def test_a_router_sees_nothing_of_the_output() -> None:
-    assert RoutedRequest._fields == ("prompt", "num_prompt_tokens", "session_key", "priority")
+    seen = {name for name in vars(RoutedRequest) if not name.startswith("_")}
+    assert seen == {"prompt", "num_prompt_tokens", "session_key", "priority"}
 
 
 def test_round_robin_goes_in_turn() -> None:
@@ -47,7 +54,7 @@ def test_least_loaded_always_takes_the_least_of_its_order(
     steps: list[tuple[bool, int]], replicas: int
 ) -> None:
     router = LeastLoaded(replicas)
-    outstanding: list[tuple[RoutedRequest, int]] = []
+    outstanding: list[tuple[Asked, int]] = []
     sent = [0] * replicas
     for reply, tokens in steps:
         if reply and outstanding:
@@ -83,7 +90,7 @@ def test_affinity_spreads_sessions_that_never_overlap() -> None:
     assert set(Counter(placed).values()) == {10}
 
 
-def grown(session: int, turn: int, system: int = 15_000) -> RoutedRequest:
+def grown(session: int, turn: int, system: int = 15_000) -> Asked:
     """Turn of a session whose prompts all start with one system prompt."""
     return request(session, (0, 0, system), (session + 1, 0, 2_000 + 3_000 * turn))
 
@@ -94,7 +101,7 @@ def test_prefix_aware_keeps_sessions_at_their_cache_and_spreads_what_all_share(o
     rng = np.random.default_rng(4)
     turns = [0] * 40
     homes: list[list[int]] = [[] for _ in turns]
-    flying: list[tuple[RoutedRequest, int]] = []
+    flying: list[tuple[Asked, int]] = []
     for session in np.repeat(np.arange(40), 12)[rng.permutation(480)].tolist():
         routed = grown(session, turns[session])
         turns[session] += 1

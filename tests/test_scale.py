@@ -19,13 +19,16 @@ from replicast.sim.errors import InputError
 from replicast.sim.fleet import events
 from replicast.sim.fleet.config import FleetConfig
 from replicast.sim.fleet.prefix_router import PrefixAware
-from replicast.sim.fleet.record_file import RecordFile, read_records
-from replicast.sim.fleet.records import FLUSH_ROWS, INTS, TIMES, Records
-from replicast.sim.fleet.routers import RoutedRequest
+from replicast.sim.fleet.record_file import FLUSH_ROWS, RecordFile, read_records
+from replicast.sim.fleet.records import INTS, TIMES, Records
 from replicast.sim.fleet.run import RunResult, simulate
 from replicast.sim.planning.summary import summarise
 from replicast.sim.workload import Segment, Session, Turn
 from replicast.traces.load import load_trace
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from router_cases import Asked
 
 ENGINE = EngineConfig(num_gpu_blocks=2001, max_num_batched_tokens=2048, max_model_len=2000)
 STEP_TIME = StepTime.from_seconds(
@@ -104,7 +107,6 @@ def test_an_iterator_is_checked_as_it_is_read() -> None:
 
 
 def test_records_on_disk_are_those_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("replicast.sim.fleet.records.FLUSH_ROWS", 100)
     monkeypatch.setattr("replicast.sim.fleet.record_file.FLUSH_ROWS", 100)
     fleet = FleetConfig(replicas=2, sessions=7, horizon_s=16.0)
     trace = list(short_sessions(200))
@@ -174,6 +176,7 @@ def events_of(replicas: int, router: str) -> float:
     fleet = FleetConfig(replicas=replicas, router=router, sessions=4 * replicas)  # type: ignore[arg-type]
     patch = pytest.MonkeyPatch()
     with patch.context() as patched:
+        patched.setenv("REPLICAST_COMPILED", "0")
         patched.setattr(events.Clock, "call_at", counting)
         result = run(list(short_sessions(16 * replicas)), fleet)
     return number / result.counts.finished
@@ -251,10 +254,10 @@ def test_the_replicas_that_prefix_aware_leaves_out_would_not_have_won(
     replicas: int, pool: int, steps: list[tuple[int, int, bool]]
 ) -> None:
     routers: list[PrefixAware] = [PrefixAware(replicas, pool), ScoresAll(replicas, pool)]
-    flying: list[tuple[RoutedRequest, int]] = []
+    flying: list[tuple[Asked, int]] = []
     for session, own, reply in steps:
         prompt = (Segment(session % 3, 0, 20), Segment(session, 100, own), Segment(session, 500 + own, 5))
-        request = RoutedRequest(prompt, 25 + own, session, 0)
+        request = Asked(prompt, 25 + own, session)
         homes = [router.route(request) for router in routers]
         assert homes[0] == homes[1]
         flying.append((request, homes[0]))

@@ -21,11 +21,14 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
+from replicast.sim.engine.interface import Engine
 from replicast.sim.engine.macro import MacroEngine
 from replicast.sim.errors import InputError
+from replicast.sim.request import Request
 
 # Named below `replicast.sim`; of one another they import the compiled ones.
 MODULES = (
+    "request",
     "engine.free_queue",
     "engine.duplicates",
     "engine.content_tree",
@@ -41,9 +44,24 @@ MODULES = (
     "engine.conversion",
     "engine.settle",
     "engine.macro",
+    "fleet.delays",
+    "fleet.checks",
+    "fleet.source",
+    "fleet.flight",
+    "fleet.events",
+    "fleet.timeline",
+    "fleet.replica",
+    "fleet.routers",
+    "fleet.prefix_router",
+    "fleet.recorder",
+    "fleet.dispatch",
+    "fleet.clients",
+    "fleet.assembly",
 )
-INTERPRETED = ("engine.request_queue",)  # subclasses of built-in types stay as they are
+# Left in Python, and yet importing the compiled ones: subclasses of built-in types, protocols, what is rare.
+INTERPRETED = ("engine.request_queue", "engine.interface", "engine.factory", "fleet.lifecycle")
 SOURCES = MODULES + INTERPRETED
+FLAGS = ["--ignore-missing-imports", "--follow-imports=silent"]
 ROOT = "replicast.sim"
 SIM = Path(__file__).resolve().parents[1]
 
@@ -94,16 +112,16 @@ def compiled_module(name: str) -> ModuleType | None:
         return None
 
 
-def engine_class() -> type[MacroEngine]:
-    """The engine that jumps, compiled where `module` takes that."""
-    found: type[MacroEngine] = module("engine.macro").MacroEngine
-    return found
-
-
 def compiled_class() -> type[MacroEngine] | None:
     """The compiled engine, None if it was not built or cannot be loaded here."""
     found = compiled_module("engine.macro")
     return None if found is None else found.MacroEngine
+
+
+def request_class(engine: Engine) -> type[Request]:
+    """What `engine` takes: compiled ones have a class of their own."""
+    found: type[Request] = vars(sys.modules[type(engine).__module__]).get("Request", Request)
+    return found
 
 
 def file_of(module: str) -> str:
@@ -134,7 +152,7 @@ def build() -> Path:
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         work = Path(scratch) / "build"
         copy_sources(work, name)
-        arguments = [f"{name}/{file_of(module)}" for module in MODULES] + ["--ignore-missing-imports"]
+        arguments = [f"{name}/{file_of(module)}" for module in MODULES] + FLAGS
         (work / "setup.py").write_text(SETUP.format(name=name, arguments=arguments))
         types = Path(scratch) / "types"  # of `sim` alone: the package's root names all of the project
         (types / "replicast").mkdir(parents=True)

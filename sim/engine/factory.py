@@ -1,13 +1,13 @@
-"""Which engine stands behind the `Engine` protocol: the one that jumps, compiled where that was built."""
+"""Which engine stands behind the `Engine` protocol: the one that jumps, or that of hybrid models."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from replicast.sim.config import EngineConfig
-from replicast.sim.engine import Engine
-from replicast.sim.engine.compiled import engine_class
 from replicast.sim.engine.hybrid.engine import HybridEngine
+from replicast.sim.engine.interface import Engine
+from replicast.sim.engine.macro import MacroEngine
 from replicast.sim.engine.step_time import StepTime
 from replicast.sim.kv_groups import KVGroup
 
@@ -18,4 +18,4 @@ def make_engine(config: EngineConfig, step_time: StepTime) -> Engine:
         config = replace(config, kv_groups=None)
     if config.kv_groups is not None:
         return HybridEngine(config, step_time)
-    return engine_class()(config, step_time)
+    return MacroEngine(config, step_time)

@@ -9,18 +9,19 @@ Only live sessions are held.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-from replicast.sim.fleet.config import FleetConfig, capped_delay
+from replicast.sim.fleet.config import FleetConfig
+from replicast.sim.fleet.delays import capped_delay
 from replicast.sim.fleet.events import ARRIVAL, Clock
+from replicast.sim.fleet.flight import LiveSession
 from replicast.sim.fleet.source import Arrivals, Source, Taken
 from replicast.sim.ticks import Tick, ticks
-from replicast.sim.workload import Seconds, Session, Turn
+from replicast.sim.workload import Seconds, Session
 
-Send = Callable[[int, int, Turn], None]
+Send = Callable[[LiveSession, int], None]
 
 
 class Follower(NamedTuple):
@@ -37,25 +38,8 @@ class Shift(NamedTuple):
     end_s: Seconds
 
 
-@dataclass(slots=True)
-class _Live:
-    """A session under way.
-
-    `missing[t]` replies are still to come before turn t is due; `dependents` are the turns that wait for
-    a reply (turns that are sent by the clock wait for none).
-    """
-
-    index: int
-    turns: tuple[Turn, ...]
-    missing: list[int]
-    dependents: dict[int, list[int]]
-    pending: int = 0  # turns due or in flight
-    truncated: bool = False
-    end: Tick | None = None  # the developer leaves
-
-
 class Clients:
-    """Calls `send(session_index, turn_index, turn)` at each arrival, and is told of each reply.
+    """Calls `send(live, turn_index)` at each arrival, and is told of each reply.
 
     `on_session_end(session_index, replaced)` is called when a session has finished; `replaced` says whether
     another one has taken its place. With `followers` (closed loop) each developer has sessions of its own:
@@ -82,7 +66,7 @@ class Clients:
         self._on_session_end = on_session_end
         self._followers = followers
         self._shifts = shifts
-        self._live: dict[int, _Live] = {}
+        self._num_live = 0
         self._by_arrival: Iterator[tuple[int, Session, Arrivals]] = iter(())
         self._coming: tuple[int, Session, Arrivals] | None = None  # the next recorded session
         self._first_s: Seconds | None = None  # tick 0 of recorded arrivals
@@ -97,7 +81,7 @@ class Clients:
     @property
     def exhausted(self) -> bool:
         """All sessions of the trace have finished."""
-        return self._no_more and not self._live and not self._num_coming
+        return self._no_more and not self._num_live and not self._num_coming
 
     def start(self) -> None:
         """Schedule the first sessions, or the recorded arrivals."""
@@ -155,20 +139,19 @@ class Clients:
         if not roots:
             self._clock.call_at(now, ARRIVAL, partial(self._ended, live))
 
-    def _open_session(self, place: int, session: Session) -> _Live:
+    def _open_session(self, place: int, session: Session) -> LiveSession:
         turns = session.turns
-        missing: list[int] = []
+        missing = [len(turn.depends_on) for turn in turns]
         dependents: dict[int, list[int]] = {}
-        by_clock = self._fleet.loop == "open"
-        for t, turn in enumerate(turns):
-            depends_on = turn.depends_on
-            missing.append(len(depends_on))
-            if depends_on and not (by_clock and turn.arrival_s is not None):
-                for before in depends_on:
-                    dependents.setdefault(before, []).append(t)
+        if any(missing):
+            by_clock = self._fleet.loop == "open"
+            for t, turn in enumerate(turns):
+                if not (by_clock and turn.arrival_s is not None):
+                    for before in turn.depends_on:
+                        dependents.setdefault(before, []).append(t)
         self.num_started += 1
-        live = self._live[place] = _Live(place, turns, missing, dependents)
-        return live
+        self._num_live += 1
+        return LiveSession(place, turns, missing, dependents)
 
     # Recorded arrivals
 
@@ -191,8 +174,7 @@ class Clients:
         for arrival_s, t in arrivals[1:]:
             self._clock.call_at(self._tick_of(arrival_s), ARRIVAL, partial(self._due, live, t))
         self._await_session()
-        first = arrivals[0][1]
-        self._send(place, first, session.turns[first])
+        self._send(live, arrivals[0][1])
 
     def _tick_of(self, arrival_s: Seconds) -> Tick:
         if self._first_s is None:
@@ -201,17 +183,16 @@ class Clients:
 
     # Turns
 
-    def _due(self, live: _Live, t: int) -> None:
+    def _due(self, live: LiveSession, t: int) -> None:
         if self.stopped:
             return
         if live.truncated or (live.end is not None and self._clock.tick >= live.end):
             self._ended(live)
         else:
-            self._send(live.index, t, live.turns[t])
+            self._send(live, t)
 
-    def replied(self, index: int, turn_index: int, rejected: bool) -> None:
+    def replied(self, live: LiveSession, turn_index: int, rejected: bool) -> None:
         """The reply to a turn has reached its client now."""
-        live = self._live[index]
         if rejected and self._fleet.over_length == "truncate-session" and not live.truncated:
             live.truncated = True
             self.num_truncated += 1
@@ -228,26 +209,22 @@ class Clients:
                     self._clock.call_at(tick, ARRIVAL, partial(self._due, live, t))
         self._ended(live)
 
-    def _ended(self, live: _Live) -> None:
+    def _ended(self, live: LiveSession) -> None:
         """One turn fewer is due or in flight."""
         live.pending -= 1
         if not live.pending:
-            self._finish_session(live.index)
+            self._finish_session(live)
 
-    def _finish_session(self, index: int) -> None:
-        end = self._live.pop(index).end
+    def _finish_session(self, live: LiveSession) -> None:
+        self._num_live -= 1
         self.num_finished += 1
         if self._followers is not None:
-            self._follow(index, self._followers.get(index), end)
+            self._follow(live.index, self._followers.get(live.index), live.end)
             return
         following = None if self.stopped or self._fleet.loop != "closed" else self._take()
-        self._on_session_end(index, following is not None)
+        self._on_session_end(live.index, following is not None)
         if following is not None:
             self._start_session(*following)
-
-    def turn(self, index: int, turn_index: int) -> Turn:
-        """A turn of a live session."""
-        return self._live[index].turns[turn_index]
 
     def _follow(self, index: int, follower: Follower | None, end: Tick | None) -> None:
         self._on_session_end(index, follower is not None)

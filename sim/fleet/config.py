@@ -17,7 +17,8 @@ from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args
 
 from replicast.sim.errors import InputError
-from replicast.sim.workload import Seconds, Session, Turn
+from replicast.sim.fleet.delays import capped_delay
+from replicast.sim.workload import Seconds, Session
 
 RouterName = Literal["round-robin", "random", "least-loaded", "session-affinity", "prefix-aware"]
 Loop = Literal["closed", "partly-open", "open"]
@@ -108,16 +109,3 @@ class FleetConfig:
                 raise InputError(f"{name} is {value}", remedy=f"use a time of 0 to {LONGEST_S:.0e} s")
         if self.horizon_s == 0:
             raise InputError("horizon_s is 0", remedy="use a positive time, or none to run the whole trace")
-
-
-def capped_delay(turn: Turn, cap_s: Seconds | None) -> tuple[Seconds, bool]:
-    """Delay of a turn with its human part at most `cap_s`, and whether the cap cut it.
-
-    Where a trace does not tell tools from humans, the whole delay is taken as human.
-    """
-    think_s = turn.think_s
-    if think_s is None:
-        think_s = turn.delay_s - (turn.tool_s or 0.0)
-    if cap_s is None or think_s <= cap_s:
-        return turn.delay_s, False
-    return max(turn.delay_s - (think_s - cap_s), 0.0), True

@@ -12,25 +12,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import cast
 
 from replicast.sim.config import EngineConfig
 from replicast.sim.fleet.config import FleetConfig
 from replicast.sim.fleet.events import ARRIVAL, REPLY, Clock
-from replicast.sim.fleet.records import Flight, Recorder, RecordStatus
+from replicast.sim.fleet.flight import NOWHERE, Flight, LiveSession
+from replicast.sim.fleet.recorder import ABORTED, FINISHED, REJECTED, UNFINISHED, Recorder
 from replicast.sim.fleet.replica import Replica
-from replicast.sim.fleet.routers import RoutedRequest, Router
+from replicast.sim.fleet.routers import Router
 from replicast.sim.request import Request, RequestStatus
 from replicast.sim.ticks import Tick, ticks
-from replicast.sim.workload import Segment, Turn
+from replicast.sim.workload import Segment
 
-Replied = Callable[[int, int, bool], None]
-NOWHERE = -1  # the replica of a request that nobody has taken
+Replied = Callable[[LiveSession, int, bool], None]
 
 
 class Dispatcher:
     """Takes turns, gives them to replicas and records them.
 
-    `replicas`, `on_reply(session_index, turn_index, rejected)` and `on_empty(replica)`, told of a replica
+    `replicas`, `on_reply(live, turn_index, rejected)` and `on_empty(replica)`, told of a replica
     that has nothing left and gets no more, are set before the run.
     """
 
@@ -52,14 +53,13 @@ class Dispatcher:
         self._router = router
         self._recorder = recorder
         self._progress = progress
-        self._in_flight: dict[int, Request] = {}
+        self._in_flight: dict[int, Flight] = {}
         self._present = fleet.replicas
         self._leaving: dict[int, int] = {}  # requests left on replicas that get no more
-        self._held: list[Request] = []  # nobody was there to take them
+        self._held: list[Flight] = []  # nobody was there to take them
         self.replicas: list[Replica] = []
         self.on_reply: Replied = _nobody
         self.on_empty: Callable[[int], None] = _nothing
-        self.turn_of: Callable[[int, int], Turn] = _unknown
         self.is_over: Callable[[], bool] = _never
         self.num_submitted = 0
         self.num_finished = 0
@@ -73,73 +73,75 @@ class Dispatcher:
         """Requests that arrived and have no reply yet."""
         return len(self._in_flight)
 
-    def send(self, session_index: int, turn_index: int, turn: Turn) -> None:
+    def send(self, live: LiveSession, turn_index: int) -> None:
         """A client sends a turn now."""
-        num_prompt_tokens, priority = turn.num_prompt_tokens, turn.priority
-        routed = RoutedRequest(turn.prompt, num_prompt_tokens, session_index, priority)
-        replica = self._router.route(routed) if self._present else NOWHERE
-        room = self._max_model_len - num_prompt_tokens
-        max_tokens, output = turn.num_output_tokens, turn.output
+        turn = live.turns[turn_index]
+        num_prompt_tokens, max_tokens, output = turn.num_prompt_tokens, turn.num_output_tokens, turn.output
         if max_tokens < 1:
             # vLLM generates at least one token; its content is nobody's: streams of a trace are not negative.
             self.num_raised_outputs += 1
-            max_tokens, output = 1, (Segment(-1 - session_index, turn_index, 1),)
-        clipped = 0 < room < max_tokens
-        if clipped:
+            max_tokens, output = 1, (Segment(-1 - live.index, turn_index, 1),)
+        room = self._max_model_len - num_prompt_tokens
+        stops_at_eos = self._stops_at_eos
+        if 0 < room < max_tokens:
             self.num_clipped_outputs += 1
-            max_tokens = room
+            max_tokens, stops_at_eos = room, False
         now = self._clock.tick
         handed = now + self._fixed + self._per_token * num_prompt_tokens
-        request = Request(
-            request_id=self.num_submitted,
-            prompt=turn.prompt,
-            output=output,
-            num_prompt_tokens=num_prompt_tokens,
-            max_tokens=max_tokens,
-            stops_at_eos=self._stops_at_eos and not clipped,
-            priority=priority,
-            arrival_tick=handed,
-            tag=Flight(session_index, turn_index, now, replica, routed),
+        number = self.num_submitted
+        flight = self._in_flight[number] = Flight(
+            number,
+            turn.prompt,
+            output,
+            num_prompt_tokens,
+            max_tokens,
+            stops_at_eos,
+            turn.priority,
+            handed,
+            live,
+            turn_index,
+            now,
         )
-        self._in_flight[self.num_submitted] = request
-        self.num_submitted += 1
+        self.num_submitted = number + 1
+        if self._present:
+            flight.replica = self._router.route(flight)
         if room <= 0:
-            self._clock.call_at(handed + self._delivery, REPLY, partial(self._reject, request))
-        elif replica == NOWHERE:
-            self._held.append(request)
+            self._clock.call_at(handed + self._delivery, REPLY, partial(self._reject, flight))
+        elif flight.replica == NOWHERE:
+            self._held.append(flight)
         elif handed > now:
-            self._clock.call_at(handed, ARRIVAL, partial(self.replicas[replica].submit, request))
+            self._clock.call_at(handed, ARRIVAL, partial(self.replicas[flight.replica].submit, flight))
         else:
-            self.replicas[replica].submit(request)
+            self.replicas[flight.replica].submit(flight)
 
     def on_finished(self, finished: list[Request]) -> None:
         """A step of some replica finished these requests now."""
+        flights = cast(list[Flight], finished)  # engines give back what they were given
         if self._delivery:
             tick: Tick = self._clock.tick + self._delivery
-            self._clock.call_at(tick, REPLY, partial(self._reply, finished))
+            self._clock.call_at(tick, REPLY, partial(self._reply, flights))
         else:
-            self._reply(finished)
+            self._reply(flights)
 
-    def _reply(self, finished: list[Request]) -> None:
-        self.num_finished += len(finished)
-        for request in finished:
-            self._close(request, RecordStatus.FINISHED)
+    def _reply(self, flights: list[Flight]) -> None:
+        self.num_finished += len(flights)
+        for flight in flights:
+            self._close(flight, FINISHED)
         if self._progress is not None:
             self._progress(self.num_finished)
 
-    def _reject(self, request: Request) -> None:
+    def _reject(self, flight: Flight) -> None:
         self.num_rejected += 1
-        self._close(request, RecordStatus.REJECTED)
+        self._close(flight, REJECTED)
 
-    def _close(self, request: Request, status: RecordStatus) -> None:
-        flight = _flight(request)
-        del self._in_flight[request.request_id]
+    def _close(self, flight: Flight, status: int) -> None:
+        del self._in_flight[flight.request_id]
         if flight.replica != NOWHERE:
-            self._router.replied(flight.routed, flight.replica)
-        self._recorder.add(request, flight, self._delivery, status)
+            self._router.replied(flight, flight.replica)
+        self._recorder.add(flight, status)
         if self._leaving:
             self._one_fewer(flight.replica)
-        self.on_reply(flight.session_index, flight.turn_index, status is RecordStatus.REJECTED)
+        self.on_reply(flight.live, flight.turn_index, status == REJECTED)
 
     # Replicas that come and go
 
@@ -149,12 +151,10 @@ class Dispatcher:
         self._present += 1
         held, self._held = self._held, []
         now = self._clock.tick
-        for request in held:
-            flight = _flight(request)
-            home = self._router.route(flight.routed)
-            request.tag = flight._replace(replica=home)
-            request.arrival_tick = max(request.arrival_tick, now)
-            self._clock.call_at(request.arrival_tick, ARRIVAL, partial(self.replicas[home].submit, request))
+        for flight in held:
+            home = flight.replica = self._router.route(flight)
+            flight.arrival_tick = max(flight.arrival_tick, now)
+            self._clock.call_at(flight.arrival_tick, ARRIVAL, partial(self.replicas[home].submit, flight))
 
     def left(self, replica: int) -> None:
         """`replica` gets no more requests; `on_empty` will tell when it has none."""
@@ -167,30 +167,27 @@ class Dispatcher:
     def lost(self, replica: int, retry: Tick) -> None:
         """What `replica` holds fails now and is sent again after `retry`; replies under way arrive."""
         now = self._clock.tick
-        for request in list(self._in_flight.values()):
-            flight = _flight(request)
-            refused = request.num_prompt_tokens >= self._max_model_len
-            if flight.replica != replica or request.finish_tick is not None or refused:
+        for flight in list(self._in_flight.values()):
+            refused = flight.num_prompt_tokens >= self._max_model_len
+            if flight.replica != replica or flight.finish_tick is not None or refused:
                 continue
             self.num_aborted += 1
-            request.status = RequestStatus.FINISHED_ABORTED
-            if request.first_token_tick is not None and request.first_token_tick > now:
-                request.first_token_tick = None  # it was on its way
-            del self._in_flight[request.request_id]
-            self._router.replied(flight.routed, replica)
-            self._recorder.add(request, flight, self._delivery, RecordStatus.ABORTED)
+            flight.status = RequestStatus.FINISHED_ABORTED
+            if flight.first_token_tick is not None and flight.first_token_tick > now:
+                flight.first_token_tick = None  # it was on its way
+            del self._in_flight[flight.request_id]
+            self._router.replied(flight, replica)
+            self._recorder.add(flight, ABORTED)
             self._one_fewer(replica)
-            self._clock.call_at(now + retry, ARRIVAL, partial(self._again, request))
+            self._clock.call_at(now + retry, ARRIVAL, partial(self._again, flight))
 
-    def _again(self, request: Request) -> None:
-        if self.is_over():
-            return
-        session_index, turn_index, *_ = _flight(request)
-        self.send(session_index, turn_index, self.turn_of(session_index, turn_index))
+    def _again(self, flight: Flight) -> None:
+        if not self.is_over():
+            self.send(flight.live, flight.turn_index)
 
     def outstanding(self, replica: int) -> int:
         """Requests on `replica`, those on their way to it and from it included."""
-        return sum(_flight(request).replica == replica for request in self._in_flight.values())
+        return sum(flight.replica == replica for flight in self._in_flight.values())
 
     def _one_fewer(self, replica: int) -> None:
         left = self._leaving.get(replica)
@@ -206,25 +203,17 @@ class Dispatcher:
         """Record what is still in flight when the run ends, at `now`."""
         for replica in self.replicas:
             replica.engine.settle(now)
-        for request in self._in_flight.values():
-            self._recorder.add(request, _flight(request), self._delivery, RecordStatus.UNFINISHED)
-
-
-def _flight(request: Request) -> Flight:
-    return request.tag  # type: ignore[return-value]  # the fleet puts nothing else there
+        for flight in self._in_flight.values():
+            self._recorder.add(flight, UNFINISHED)
 
 
 def _nothing(replica: int) -> None:
     """Nobody minds."""
 
 
-def _unknown(session_index: int, turn_index: int) -> Turn:
-    raise AssertionError("nobody knows the turns")
-
-
 def _never() -> bool:
     return False
 
 
-def _nobody(session_index: int, turn_index: int, rejected: bool) -> None:
+def _nobody(live: LiveSession, turn_index: int, rejected: bool) -> None:
     raise AssertionError("nobody waits for replies")

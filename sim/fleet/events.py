@@ -21,40 +21,48 @@ list of callbacks, no generator to resume. SimPy's own events and processes may 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from heapq import heappop, heappush
+from typing import Any, Final
 
 from replicast.sim.ticks import Tick
 from simpy import Environment, Event
-from simpy.events import EventPriority
 
-COMPLETE = EventPriority(0)
-REPLY = EventPriority(1)
-ARRIVAL = EventPriority(2)
-BEGIN = EventPriority(3)
-CONTROL = EventPriority(4)
+COMPLETE: Final = 0
+REPLY: Final = 1
+ARRIVAL: Final = 2
+BEGIN: Final = 3
+CONTROL: Final = 4
 
 Callback = Callable[[], None]
 
 
-class Clock(Environment):
-    """SimPy's environment, its time in whole ticks. `tick` is now."""
+class Clock:
+    """Time in whole ticks on the queue of a SimPy environment. `tick` is now."""
 
-    tick: Tick = 0
+    def __init__(self) -> None:
+        self.tick: Tick = 0
+        self.environment = Environment()
+        self._queue: list[Any] = self.environment._queue
+        self._numbers: Any = self.environment._eid
 
-    def call_at(self, tick: Tick, priority: EventPriority, callback: Callback) -> None:
+    def call_at(self, tick: Tick, priority: int, callback: Callback) -> None:
         """Call `callback` at `tick`, which is now or later."""
-        heappush(self._queue, (tick, priority, next(self._eid), callback))  # type: ignore[misc]
+        heappush(self._queue, (tick, priority, next(self._numbers), callback))
 
-    def run_before(self, tick: Tick | float = math.inf) -> None:
-        """Process everything before `tick`."""
+    def is_last(self) -> bool:
+        """Whether nothing more is scheduled for this tick."""
         queue = self._queue
-        while queue and queue[0][0] < tick:
-            now, _, _, event = queue[0]
-            self._now = self.tick = now  # type: ignore[assignment]  # SimPy allows floats
+        return not queue or queue[0][0] > self.tick
+
+    def run_before(self, end: Tick | None = None) -> None:
+        """Process everything, or everything before `end`."""
+        queue, environment = self._queue, self.environment
+        while queue and (end is None or queue[0][0] < end):
+            event = queue[0][3]
             if isinstance(event, Event):
-                self.step()
+                self.tick = queue[0][0]
+                environment.step()
             else:
-                heappop(queue)
+                self.tick = environment._now = heappop(queue)[0]
                 event()

@@ -165,7 +165,7 @@ class PrefixAware(Sessionless):
             idlest = loads.index(lowest)
         else:
             lowest, idlest = min((loads[i], i) for i in present)
-            scale = sum(loads[i] for i in present) / len(present) + 1
+            scale = sum([loads[i] for i in present]) / len(present) + 1
         path = self._index.path(request.prompt)
         replica, best = -1, (0.0, 0.0, 0)
         for candidate in self._candidates(path, idlest):
@@ -201,7 +201,7 @@ class PrefixAware(Sessionless):
     def joined(self) -> None:
         """As recently used as the mean of the others: it is not to take all that comes."""
         present = self._present
-        mean = sum(self._recent[i] for i in present) / len(present) if present else 0.0
+        mean = sum([self._recent[i] for i in present]) / len(present) if present else 0.0
         present.append(len(self._outstanding))
         self._outstanding.append(0)
         self._recent.append(mean)

@@ -21,9 +21,10 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 from replicast.sim.errors import InputError
-from replicast.sim.fleet.records import FLUSH_ROWS, INTS, TIMES, Records, Rows
+from replicast.sim.fleet.records import INTS, TIMES, Records, Rows
 
 MAGIC = "replicast/records/1"
+FLUSH_ROWS = 65_536
 _NAMES = INTS + TIMES
 _VALUE = 8
 _ROW = _VALUE * len(_NAMES)
@@ -31,9 +32,10 @@ _INT_NAMES = frozenset(INTS)
 
 
 class RecordWriter:
-    """Takes batches of rows; `close` makes the file appear, `discard` leaves nothing behind."""
+    """Takes batches of `batch_rows` rows; `close` makes the file appear, `discard` leaves nothing behind."""
 
     def __init__(self, path: Path) -> None:
+        self.batch_rows = FLUSH_ROWS
         self._path = path
         self._part = path.with_name(f".{path.name}.{os.getpid()}.part")
         try:
@@ -48,7 +50,7 @@ class RecordWriter:
         self._file.write(_head().encode())
 
     def write(self, rows: Rows) -> None:
-        """Add a batch; every batch but the last has `FLUSH_ROWS` rows."""
+        """Add a batch; only the last may be short."""
         for name in _NAMES:
             rows[name].tofile(self._file)
 

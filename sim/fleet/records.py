@@ -13,18 +13,13 @@ end is NaN. A rejected request has its front-end time only.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from struct import Struct
-from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
-from replicast.sim.fleet.routers import RoutedRequest
-from replicast.sim.request import Request
-from replicast.sim.ticks import TICKS_PER_S, Tick
 from replicast.sim.workload import Session
 
 if TYPE_CHECKING:
@@ -34,8 +29,6 @@ Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 Rows = dict[str, NDArray[Any]]
 Scalar = TypeVar("Scalar", bound=np.generic)
-
-FLUSH_ROWS = 65_536
 
 
 class RecordStatus(IntEnum):
@@ -164,70 +157,6 @@ INTS = (
     "status",
 )
 TIMES = ("arrival_s", "front_end_s", "input_wait_s", "queue_s", "prefill_s", "decode_s", "delivery_s")
-_ROW = Struct(f"={len(INTS)}q{len(TIMES)}d")
-_DTYPE = np.dtype([(name, np.int64) for name in INTS] + [(name, np.float64) for name in TIMES])
-_NAN = float("nan")
-
-
-class Flight(NamedTuple):
-    """What the fleet remembers of a request on its way."""
-
-    session_index: int
-    turn_index: int
-    arrival: Tick
-    replica: int
-    routed: RoutedRequest
-
-
-class Recorder:
-    """Takes requests as they end, in any order, and packs them row after row.
-
-    With `flush` it is given rows whenever `FLUSH_ROWS` have come together, and none are kept here.
-    """
-
-    def __init__(self, flush: Callable[[Rows], None] | None = None) -> None:
-        self._rows = bytearray()
-        self._flush = flush
-        self._limit = FLUSH_ROWS * _ROW.size if flush is not None else sys.maxsize
-
-    def add(self, request: Request, flight: Flight, delivery: Tick, status: RecordStatus) -> None:
-        """Record `request` as it is now."""
-        session_index, turn_index, arrival, replica, _ = flight
-        handed = request.arrival_tick
-        queued, scheduled = request.queued_tick, request.scheduled_tick
-        first, last = request.first_token_tick, request.finish_tick
-        self._rows += _ROW.pack(
-            request.request_id,
-            session_index,
-            turn_index,
-            replica,
-            request.num_prompt_tokens,
-            request.num_cached_tokens or 0,
-            request.num_output_tokens,
-            request.num_preemptions,
-            status,
-            arrival,
-            handed - arrival,
-            _NAN if queued is None else queued - handed,
-            _NAN if queued is None or scheduled is None else scheduled - queued,
-            _NAN if scheduled is None or first is None else first - scheduled,
-            _NAN if first is None or last is None else last - first,
-            delivery,
-        )
-
-        if len(self._rows) >= self._limit:
-            self.flush()
-
-    def flush(self) -> None:
-        """Hand over the rows so far."""
-        assert self._flush is not None, "somebody takes the rows"
-        self._flush(self.rows())
-        self._rows = bytearray()
-
-    def rows(self) -> Rows:
-        """The rows that are here, in the order of their ends."""
-        rows = np.frombuffer(self._rows, dtype=_DTYPE)
-        return {name: rows[name].copy() for name in INTS} | {name: rows[name] / TICKS_PER_S for name in TIMES}
 
 
 def in_order_of_arrival(rows: Rows) -> Rows:

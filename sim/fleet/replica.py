@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from replicast.sim.config import EngineConfig
-from replicast.sim.engine import Engine
+from replicast.sim.engine.interface import Engine
 from replicast.sim.fleet.events import BEGIN, COMPLETE, Clock
 from replicast.sim.fleet.timeline import Timeline
 from replicast.sim.request import Request
@@ -66,7 +66,7 @@ class Replica:
         """Begin once nothing more can happen at this tick: at once, if nothing more is scheduled for it."""
         if self._begins:
             return
-        if self._clock.peek() > now:
+        if self._clock.is_last():
             self._begin(now)
         else:
             self._begins = True

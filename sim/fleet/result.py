@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from replicast.sim.config import EngineConfig
 from replicast.sim.engine import EngineStats
 from replicast.sim.fleet.config import FleetConfig
 from replicast.sim.fleet.operations import Lifetime
 from replicast.sim.fleet.records import Records
-from replicast.sim.fleet.timeline import BLOCKERS, Blocker, SeriesPoint
+
+Blocker = Literal["seats", "token_budget", "kv_blocks"]
+BLOCKERS: tuple[Blocker, ...] = ("seats", "token_budget", "kv_blocks")
 
 BINDS_FROM = 0.05
 
@@ -52,6 +54,15 @@ class Counts:
     clipped_outputs: int  # `max_tokens` cut to what `max_model_len` leaves
     raised_outputs: int  # recorded output of 0 tokens raised to 1
     aborted: int = 0  # on a replica that was lost; sent again as new requests
+
+
+class SeriesPoint(NamedTuple):
+    """Means over one bin of the run, which ends at `end_s`."""
+
+    end_s: float
+    running: float
+    waiting: float
+    kv_usage: float
 
 
 @dataclass(frozen=True, slots=True)

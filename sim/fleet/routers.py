@@ -17,7 +17,7 @@ knows the load as a proxy does: by counting what it sent and what came back.
 from __future__ import annotations
 
 from heapq import heapify, heappop, heappush
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 from replicast.sim.workload import Content
@@ -25,13 +25,17 @@ from replicast.sim.workload import Content
 _DRAWS = 1024
 
 
-class RoutedRequest(NamedTuple):
+class RoutedRequest(Protocol):
     """What a router may know of a request."""
 
-    prompt: Content
-    num_prompt_tokens: int
-    session_key: int
-    priority: int
+    @property
+    def prompt(self) -> Content: ...
+    @property
+    def num_prompt_tokens(self) -> int: ...
+    @property
+    def session_key(self) -> int: ...
+    @property
+    def priority(self) -> int: ...
 
 
 class Router(Protocol):

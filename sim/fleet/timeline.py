@@ -15,14 +15,13 @@ blocks are lacking, and looks at them in this order. Read after a step has begun
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from replicast.sim.config import EngineConfig
-from replicast.sim.engine import Engine, EngineStats
-from replicast.sim.ticks import TICKS_PER_S, Tick
-
-Blocker = Literal["seats", "token_budget", "kv_blocks"]
-BLOCKERS: tuple[Blocker, ...] = ("seats", "token_budget", "kv_blocks")
+from replicast.sim.engine.interface import Engine
+from replicast.sim.engine.stats import EngineStats
+from replicast.sim.fleet.result import BLOCKERS, SeriesPoint
+from replicast.sim.ticks import TICKS_PER_S, Tick, ratio, seconds
 
 MAX_MARKS = 512
 
@@ -34,15 +33,6 @@ class Totals(NamedTuple):
     waiting: int
     kv_usage: float
     blocked: tuple[Tick, ...]
-
-
-class SeriesPoint(NamedTuple):
-    """Means over one bin of the run, which ends at `end_s`."""
-
-    end_s: float
-    running: float
-    waiting: float
-    kv_usage: float
 
 
 class Timeline:
@@ -162,7 +152,7 @@ class Timeline:
         return Totals(
             self._running_offset + self._running * now,
             self._waiting_offset + self._waiting * now,
-            (self._used_offset + self._used_blocks * now) / self._blocks,
+            ratio(self._used_offset + self._used_blocks * now, self._blocks),
             tuple(blocked),
         )
 
@@ -172,8 +162,8 @@ class Timeline:
         points = []
         before = (0, 0, 0)
         for i, mark in enumerate(self._marks):
-            running, waiting, used = ((b - a) / self._width for a, b in zip(before, mark, strict=True))
-            end_s = (i + 1) * self._width / TICKS_PER_S
+            running, waiting, used = (ratio(b - a, self._width) for a, b in zip(before, mark, strict=True))
+            end_s = seconds((i + 1) * self._width)
             points.append(SeriesPoint(end_s, running, waiting, used / self._blocks))
             before = mark
         return tuple(points)
