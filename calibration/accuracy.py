@@ -19,6 +19,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from replicast.calibration.accuracy_shares import share_lines
 from replicast.calibration.calibrate import learned_from
 from replicast.calibration.fit import fit
 from replicast.calibration.model import point_at
@@ -179,6 +180,7 @@ def sweep_section(results: Sequence[SweepResult]) -> list[str]:
         for load, what in TITLES.items():
             if any(row.load == load for row in rows):
                 lines += [f"### {title}, {what}", "", *table(rows, load), ""]
+    lines += share_lines([result.loo for result in results], TITLES, SHOWN)
     lines += ["### Each sweep, leave one level out, load given", "", *per_sweep(results, "given"), ""]
     return lines
 

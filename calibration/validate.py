@@ -68,7 +68,8 @@ LABELS = {
 class Row(NamedTuple):
     """One metric of one level. `error` is predicted / measured - 1; `interpolated` is the rival's value.
 
-    `realisation` is the sd of its logarithm from one run of the level to the next, simulated.
+    `realisation` is the sd of its logarithm from one run of the level to the next, `simulated` the
+    prediction without the rival's share.
     """
 
     level: int
@@ -83,6 +84,7 @@ class Row(NamedTuple):
     held_out: bool
     kv_peak: float | None
     realisation: float = 0.0
+    simulated: float = 0.0
 
     @property
     def inside(self) -> bool:
@@ -339,7 +341,7 @@ def rows_of(
             Row(
                 concurrency, load, name, value, guess.value, guess.low, guess.high,
                 guess.value / value - 1 if value > 0 else None, rival,
-                held_out, peak, guess.realisation,
+                held_out, peak, guess.realisation, found[name].value,
             )
         )  # fmt: skip
     return rows

@@ -1,0 +1,41 @@
+"""The accuracy page's own arithmetic: what a perfect model would miss, and shares that others chose."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from replicast.calibration.accuracy import SweepResult, dump, sweep_section, undump
+from replicast.calibration.accuracy_shares import best_share
+from replicast.calibration.validate import Row
+
+
+def row(measured: float, simulated: float, rival: float, *, realisation: float = 0.1) -> Row:
+    return Row(
+        5, "given", "tpot_mean_s", measured, simulated, 0.5 * simulated, 2 * simulated,
+        simulated / measured - 1, rival, True, 0.5, realisation, simulated,
+    )  # fmt: skip
+
+
+def test_a_perfect_model_misses_what_the_draw_makes() -> None:
+    rng = np.random.default_rng(1)
+    measured = np.exp(0.2 * rng.standard_normal(4001))
+    rows = tuple(row(value, 1.0, 1.0, realisation=0.2) for value in measured.tolist())
+    lines = sweep_section([SweepResult("alike", rows, (), 0.0, 0)])
+    told = next(line for line in lines if line.startswith("| a perfect model, all"))
+    ours = next(line for line in lines if line.startswith("| all (4001)"))
+    cells = [float(line.split("|")[4].split("(")[0]) for line in (told, ours)]
+    assert cells[0] == pytest.approx(cells[1], rel=0.06)
+
+
+def test_the_best_share_is_where_truth_lies() -> None:
+    between = [row(float(np.exp(0.7 * np.log(s) + 0.3 * np.log(r))), s, r) for s, r in ((1, 2), (3, 2.5))]
+    assert best_share(between) == pytest.approx(0.3)
+    assert best_share([row(1.0, 1.0, 1.9)]) == 0
+
+
+def test_rows_are_read_back_from_their_file(tmp_path: Path) -> None:
+    results = [SweepResult("one", (row(1.0, 1.1, 0.9),), (), 3.0, 7)]
+    dump(results, tmp_path / "rows.json")
+    assert undump(tmp_path / "rows.json") == results
