@@ -20,7 +20,7 @@ request, to save the prompt's last boundary without a chunk's end there: not mod
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from replicast.calibration.precision import BYTES, Precision
@@ -28,6 +28,7 @@ from replicast.sim.config import EngineConfig
 from replicast.sim.kv_groups import KVGroup, blocks_per_request
 
 ALIGNMENT = 16
+COARSER = 4
 CONV_BYTES, STATE_BYTES = 2, 4  # the model's dtype; fp32, the default of all of these models
 
 
@@ -215,3 +216,20 @@ def context_tokens(blocks: float, config: EngineConfig) -> float:
         if group.kind != "full"
     )
     return max(((blocks - others) / full - 0.5) * config.block_size, 0.0)
+
+
+def coarser(config: EngineConfig) -> EngineConfig:
+    """The same pool in blocks of `COARSER` times the tokens where a window makes them small.
+
+    A prompt passes through a window a block at a time and group, which is most of the time of simulating
+    it; contexts of thousands of tokens are held the same to a percent.
+    """
+    groups = config.kv_groups
+    if groups is None or any(group.kind == "mamba" for group in groups):
+        return config
+    return replace(
+        config,
+        num_gpu_blocks=config.num_gpu_blocks // COARSER,
+        block_size=COARSER * config.block_size,
+        kv_groups=tuple(replace(group, block_size=COARSER * group.block_size) for group in groups),
+    )

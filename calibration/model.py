@@ -29,6 +29,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from replicast.calibration.harness import MakeEngine, Observed, ServerModel, observe, run_level
+from replicast.calibration.hybrid import coarser
 from replicast.calibration.lengths import FIRST_TOKENS, SHARED_TOKENS, Lengths, lengths_of, load_of, scaled
 from replicast.calibration.physics import FRONT_END
 from replicast.calibration.profile import StepSeconds
@@ -221,10 +222,10 @@ class LevelModel:
         """The engine's configuration, its pool scaled where it is not given."""
         config = self.facts.config
         scale = point.get("pool_scale", 1.0)
-        if scale == 1.0:
-            return config
-        least = 1 + self.facts.least_blocks
-        return replace(config, num_gpu_blocks=max(round(scale * config.num_gpu_blocks), least))
+        if scale != 1.0:
+            blocks = max(round(scale * config.num_gpu_blocks), 1 + self.facts.least_blocks)
+            config = replace(config, num_gpu_blocks=blocks)
+        return coarser(config)
 
     def load(self, point: Point) -> LevelLoad:
         """What is asked of the generator."""
@@ -237,7 +238,8 @@ class LevelModel:
             self.level,
             asked,
             computed_tokens=computed,
-            first_tokens=point.get("first_tokens", FIRST_TOKENS),
+            # Contexts that fall short of the gauge's were long from the first prompt on.
+            first_tokens=point.get("first_tokens", FIRST_TOKENS) * max(self.prompt_factor, 1.0),
             shared_tokens=point.get("shared_tokens", SHARED_TOKENS),
         )
 
