@@ -96,7 +96,7 @@ class MixedSteps(Jumps):
         start = now if now > gpu_free else gpu_free
         self.gpu_free = end = start + duration
         for state in started:
-            self._start_decoding(state, end)
+            self._start_decoding(state, clock + 1, end)
         self.clock = clock + 1
         self.num_mixed_steps += 1
         self._count(1, tokens, duration)
@@ -142,13 +142,12 @@ class MixedSteps(Jumps):
             self.prefill_computed = done + new
         return done, new
 
-    def _start_decoding(self, state: RequestState, end: Tick) -> None:
-        """The step planned now, over at `end`, gives `state` a token; from the next one on it decodes."""
+    def _start_decoding(self, state: RequestState, after: int, end: Tick) -> None:
+        """The step before step `after`, over at `end`, gives `state` a token; from then on it decodes."""
         request = state.request
         if request.first_token_tick is None:
             request.first_token_tick = end
         outputs = request.num_output_tokens
-        after = self.clock + 1
         leave = after + state.num_outputs - outputs - 1 + state.runs_past_eos
         self.decodes.add(state, request.num_prompt_tokens + outputs, after, leave)
         if not self.mark_writer(state):

@@ -38,7 +38,7 @@ def leave_jumps(engine: HybridEngine, now: Tick) -> None:
             known = computed if engine.is_async else computed + 1
             request.num_output_tokens = known - request.num_prompt_tokens
         state.is_prefill_chunk = half_done
-        in_flight = engine.tokens_in_flight(state, 0 if half_done else 1)
+        in_flight = engine.tokens_in_flight(state, clock, 0 if half_done else 1)
         state.num_in_flight_tokens = in_flight
         state.num_output_placeholders = int(engine.is_async and not half_done)
         if in_flight:

@@ -25,6 +25,7 @@ from replicast.sim.engine.hybrid.conversion import can_jump, enter_jumps, leave_
 from replicast.sim.engine.hybrid.due import DueDecodes
 from replicast.sim.engine.hybrid.scheduler import HybridScheduler
 from replicast.sim.engine.hybrid.state import HybridState
+from replicast.sim.engine.hybrid.step_list import StepList
 from replicast.sim.engine.jump_effects import NEVER
 from replicast.sim.engine.macro import MacroEngine
 from replicast.sim.engine.request_state import RequestState
@@ -46,6 +47,7 @@ class HybridEngine(MacroEngine):
         self.manager = scheduler.manager
         self.due = DueDecodes(config)
         self.prefills: list[HybridState] = []  # half-done, in the order of their seats
+        self._chunks: list[int] = []  # of the only one, in the steps of the jump under way
         self._group_sizes = [group.block_size for group in config.kv_groups]
         self._smallest = min(self._group_sizes)
 
@@ -65,18 +67,16 @@ class HybridEngine(MacroEngine):
 
     # What the pool sees
 
-    def tokens_in_flight(self, state: HybridState, otherwise: int) -> int:
-        """Tokens of the step before that are still to be computed; `otherwise` if it was no chunk."""
+    def tokens_in_flight(self, state: HybridState, clock: int, otherwise: int) -> int:
+        """Tokens of the step before `clock` that are still to be computed; `otherwise` if it was no chunk."""
         if not self.is_async:
             return 0
-        return state.last_tokens if state.last_clock == self.clock - 1 else otherwise
+        return state.last_tokens if state.last_clock == clock - 1 else otherwise
 
     def _touch(self, state: HybridState, clock: int) -> None:
         """What a decode that is due in step `clock` does to the pool."""
         computed = state.base + clock
-        in_flight = 0
-        if self.is_async:
-            in_flight = state.last_tokens if state.last_clock == clock - 1 else 1
+        in_flight = self.tokens_in_flight(state, clock, 1)
         done = self.manager.allocate_slots(
             state.blocks, computed, 1, computed if self.is_async else computed + 1, in_flight
         )
@@ -84,16 +84,43 @@ class HybridEngine(MacroEngine):
         self.due.put(state, clock + 1)
 
     def _take_blocks(self, k: int) -> None:
-        due, end, stats = self.due, self.clock + k, self.stats
-        num_usable, pool = self.cache.num_usable, self.manager.pool
-        clock = due.next(end)
-        while clock < end:
-            for state in due.pop(clock):
-                self._touch(state, clock)
-            used = num_usable - pool.num_free
-            if used > stats.peak_used_blocks:
-                stats.peak_used_blocks = used
-            clock = due.next(end)
+        due, step, end = self.due, self.clock, self.clock + k
+        for chunk in self._chunks[:k]:
+            self._touch_due(step)
+            prefill = self.prefills[0]
+            if prefill.last_clock < step:
+                prefill.chunk = chunk
+                self._compute_chunk(prefill, step)
+                self.stats.step_token_sum += chunk
+            self._look_at_peak()
+            step += 1
+        step = due.next(end)
+        while step < end:
+            self._touch_due(step)
+            self._look_at_peak()
+            step = due.next(end)
+
+    def _touch_due(self, step: int) -> None:
+        for state in self.due.pop(step):
+            self._touch(state, step)
+
+    def _look_at_peak(self) -> None:
+        used = self.cache.num_usable - self.manager.pool.num_free
+        if used > self.stats.peak_used_blocks:
+            self.stats.peak_used_blocks = used
+
+    def _apply_jump(self, now: Tick) -> None:
+        super()._apply_jump(now)
+        if self._chunks:
+            prefill = self.prefills[0]
+            if prefill.computed == prefill.target:
+                self.prefills.clear()
+                self._start_decoding(prefill, self.clock, self.gpu_free)
+
+    def _start_decoding(self, state: RequestState, after: int, end: Tick) -> None:
+        super()._start_decoding(state, after, end)
+        assert isinstance(state, HybridState)
+        self.due.put(state, after)
 
     def _count(self, k: int, tokens: int, duration: Tick) -> None:
         self.cache.num_free = self.manager.pool.num_free
@@ -132,14 +159,16 @@ class HybridEngine(MacroEngine):
     def _plan(self, now: Tick) -> bool:
         scheduler = self.scheduler
         budget = scheduler.token_budget - self.decodes.count
+        self._chunks = []
         if budget < 0:
             return False
-        if not self.prefills and not (
-            scheduler.waiting and budget > 0 and len(scheduler.running) < scheduler.seats
-        ):
+        looks = scheduler.waiting and budget > 0 and len(scheduler.running) < scheduler.seats
+        if not looks and not self.prefills:
             return self._plan_decodes(now)
         if self._threshold:
             return False
+        if not looks and self._plan_prompt(now):
+            return True
         return self._plan_mixed(now, budget)
 
     def _plan_decodes(self, now: Tick, taken: int = 0, head: RequestState | None = None) -> bool:
@@ -177,6 +206,44 @@ class HybridEngine(MacroEngine):
         self._start_jump(now, k, run, 0, tail)
         return True
 
+    def _plan_prompt(self, now: Tick) -> bool:
+        """The chunks of the only half-done prompt, to its end or to that of a decode; False: not as a jump."""
+        prefill, count, clock = self.prefills[0], self.decodes.count, self.clock
+        if len(self.prefills) > 1 or self.last_in_flight or self._num_decodes_behind(prefill):
+            return False
+        most = self.decodes.leaving[0][0] - clock if count else prefill.target
+        budget = self.scheduler.token_budget - count
+        computed = self.decodes.base_sum + (clock + 1) * count
+        done, target, elapsed = prefill.computed, prefill.target, 0
+        chunks: list[int] = []
+        ends: list[Tick] = []
+        while done < target and len(chunks) < most:
+            new = min(target - done, budget)
+            if new > 0:
+                new = self.hybrid.aligned(prefill, done, new, admission=False)
+            if new <= 0:
+                break
+            pairs = computed + new * done + new * (new + 1) // 2
+            done += new
+            elapsed += max(
+                self.memory_fixed
+                + self.memory_per_kv_token * (computed + done)
+                + self.memory_per_seq * (count + 1),
+                self.compute_fixed + self.compute_per_token * (count + new) + self.compute_per_pair * pairs,
+                1,
+            )
+            computed += count
+            chunks.append(new)
+            ends.append(elapsed)
+        k = len(chunks)
+        blocks = sum([k // size + 1 for size in self._group_sizes]) * count
+        blocks += self.manager.most_to_take(prefill.blocks, done, k)
+        if not k or blocks > self.manager.pool.num_free:
+            return False
+        self._chunks = chunks
+        self._start_jump(now, k, StepList(ends), 0, False)
+        return True
+
     def _plan_mixed(self, now: Tick, budget: int) -> bool:
         """One step: the decodes that are due, chunks of prompts, admissions; its effects are applied here."""
         scheduler, decodes, clock = self.scheduler, self.decodes, self.clock
@@ -195,7 +262,7 @@ class HybridEngine(MacroEngine):
             if not new:
                 self._touch(state, clock)
                 continue
-            done = self._compute_chunk(state)
+            done = self._compute_chunk(state, clock)
             if done + new == state.target:
                 self.prefills.remove(state)
                 started.append(state)
@@ -231,15 +298,17 @@ class HybridEngine(MacroEngine):
         start = max(now, self.gpu_free)
         self.gpu_free = end = start + duration
         for state in started:
-            self._start_decoding(state, end)
-            self.due.put(state, clock + 1)
+            self._start_decoding(state, clock + 1, end)
         self.clock = clock + 1
         self.num_mixed_steps += 1
         self._count(1, tokens, duration)
         self.next_tick = boundary = start if self.is_async else end
-        nothing_waits = not (waiting or self.prefills or self.last_in_flight)
-        if nothing_waits and decodes.leaving[0][0] > clock + 1 and self._plan_decodes(boundary):
-            self._lead = boundary if boundary > now else NEVER
+        if not (waiting or self.last_in_flight) and not (
+            decodes.count and decodes.leaving[0][0] == clock + 1
+        ):
+            planned = self._plan_prompt(boundary) if self.prefills else self._plan_decodes(boundary)
+            if planned:
+                self._lead = boundary if boundary > now else NEVER
         return True
 
     # A step with prompts in it
@@ -289,14 +358,14 @@ class HybridEngine(MacroEngine):
                 needed += self.manager.num_to_take(state.blocks, state.computed + state.chunk)
         return needed <= free
 
-    def _compute_chunk(self, state: HybridState) -> int:
+    def _compute_chunk(self, state: HybridState, clock: int) -> int:
         """Blocks for a half-done prompt's chunk; tokens computed before."""
         done, new = state.computed, state.chunk
-        in_flight = self.tokens_in_flight(state, 0)
+        in_flight = self.tokens_in_flight(state, clock, 0)
         enough = self.manager.allocate_slots(state.blocks, done, new, state.target, in_flight)
         assert enough, "blocks were counted before"
         state.computed = done + new
-        state.last_clock = self.clock
+        state.last_clock = clock
         state.last_tokens = new
         return done
 

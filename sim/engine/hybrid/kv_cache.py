@@ -24,7 +24,6 @@ from replicast.sim.engine.hybrid.groups.full import (
     CacheSettings,
     Found,
     FullGroups,
-    GroupBlocks,
     RequestBlocks,
 )
 from replicast.sim.engine.hybrid.groups.lookup import Hit, PrefixLookup
@@ -89,6 +88,13 @@ class KVCacheManager:
         for unit, blocks in zip(self.units, held.units, strict=True):
             if slots > blocks.room or self._speculates:
                 need += unit.num_to_take(blocks, num_tokens, slots)
+        return need
+
+    def most_to_take(self, held: RequestBlocks, num_tokens: int, num_steps: int) -> int:
+        """The most blocks that so many steps up to `num_tokens` tokens take."""
+        need = 0
+        for unit, blocks in zip(self.units, held.units, strict=True):
+            need += unit.most_to_take(blocks, num_tokens, num_steps)
         return need
 
     def allocate_slots(
@@ -156,7 +162,7 @@ class KVCacheManager:
         # Idle hits leave the free queue, too; they are at most the hits: count them only where it matters.
         if spare < num_hits and spare < self._num_idle(kept):
             return False
-        held.units = [GroupBlocks(unit.count) for unit in self.units]
+        held.units = [unit.new_blocks() for unit in self.units]
         for unit, blocks, left in zip(self.units, held.units, kept, strict=True):
             unit.adopt(blocks, left)
         for unit, blocks in zip(self.units, held.units, strict=True):

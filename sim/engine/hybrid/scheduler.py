@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from replicast.sim.config import EngineConfig
 from replicast.sim.engine import EngineStats
+from replicast.sim.engine.hybrid.block_hash import KnownRuns
 from replicast.sim.engine.hybrid.chunks import aligned_chunk
 from replicast.sim.engine.hybrid.kv_cache import KVCacheManager
 from replicast.sim.engine.hybrid.state import HybridState
 from replicast.sim.engine.kv_cache import KVCache, RequestBlocks
 from replicast.sim.engine.request_state import RequestState, ScheduledRow, SchedulerOutput
 from replicast.sim.engine.scheduler import WAITING, Scheduler, Step
+from replicast.sim.kv_groups import hash_block_size
 from replicast.sim.request import Request
 
 
@@ -59,12 +61,14 @@ class HybridScheduler(Scheduler):
         cache = HybridCache(config)
         self.kv_cache = cache
         self.manager = cache.manager
+        self._known = KnownRuns()
+        self._hash_block_size = hash_block_size(config.kv_groups or (), config.enable_prefix_caching)
         self.aligns_chunks = any(
             group.kind == "mamba" and group.mamba_cache_mode == "align" for group in config.kv_groups or ()
         )
 
     def add_request(self, request: Request) -> None:
-        state = HybridState(request, self.config)
+        state = HybridState(request, self.config, self._hash_block_size, self._known)
         request.state = state
         request.status = WAITING
         self.waiting.add(state)

@@ -3,24 +3,10 @@
 from __future__ import annotations
 
 from replicast.sim.config import EngineConfig
-from replicast.sim.engine.hybrid.block_hash import BlockHashes
+from replicast.sim.engine.hybrid.block_hash import BlockHashes, KnownRuns
 from replicast.sim.engine.hybrid.groups.full import RequestBlocks
 from replicast.sim.engine.request_state import RequestState
-from replicast.sim.kv_groups import KVGroup, hash_block_size
 from replicast.sim.request import Request
-
-
-def blocks_of(request: Request, config: EngineConfig) -> RequestBlocks:
-    """The blocks of a request, none yet; tokens that its output does not name are nobody else's."""
-    groups = config.kv_groups or (KVGroup("full", config.block_size),)
-    hashes = BlockHashes(
-        request.prompt,
-        request.output,
-        request.max_tokens,
-        hash_block_size(groups, config.enable_prefix_caching),
-        private_stream=-1 - request.request_id,
-    )
-    return RequestBlocks(hashes, request.num_prompt_tokens)
 
 
 class HybridState(RequestState):
@@ -28,9 +14,19 @@ class HybridState(RequestState):
 
     __slots__ = ("blocks", "chunk", "computed", "last_clock", "last_tokens", "target")
 
-    def __init__(self, request: Request, config: EngineConfig) -> None:
+    def __init__(
+        self, request: Request, config: EngineConfig, hash_block_size: int, known: KnownRuns
+    ) -> None:
         super().__init__(request, config)
-        self.blocks = blocks_of(request, config)
+        hashes = BlockHashes(
+            request.prompt,
+            request.output,
+            request.max_tokens,
+            hash_block_size,
+            -1 - request.request_id,  # what its output does not name is nobody else's
+            known,
+        )
+        self.blocks = RequestBlocks(hashes, request.num_prompt_tokens)
         # While its prompt is half-done: tokens to compute, those computed, those of the step being planned.
         self.target = 0
         self.computed = 0

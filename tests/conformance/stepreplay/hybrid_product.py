@@ -42,6 +42,9 @@ class _Engine(HybridEngine):
             return False  # the jump after it is planned when it is asked for
         return super()._plan_decodes(now, taken, head)
 
+    def _plan_prompt(self, now: Tick) -> bool:
+        return self._mixed is None and super()._plan_prompt(now)
+
     def _admit(self, state: RequestState, budget: int, now: Tick) -> tuple[int, int]:
         done, new = super()._admit(state, budget, now)
         if new:
@@ -80,6 +83,15 @@ class HybridProduct(Product):
 
     def _look_at_prompts(self) -> list[tuple[RequestState, int]]:
         return [(state, state.computed) for state in self.engine.prefills]
+
+    def _rows_of_jump(self) -> list[ScheduledRow]:
+        rows = super()._rows_of_jump()
+        chunks = self.engine._chunks[: self._step]
+        if chunks:
+            (state, done), new = self._half_done[0], chunks.pop()
+            done, known = done + sum(chunks), state.request.num_tokens
+            rows.append(ScheduledRow(state.request, new, done, known, 0, int(done + new == known), None))
+        return rows
 
     def _rows_of_mixed_step(self, waited: dict[int, RequestStatus]) -> list[ScheduledRow]:
         rows = [(state.seat, self._decode_row(state, computed)) for state, computed in self._decoding]

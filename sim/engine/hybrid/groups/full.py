@@ -38,10 +38,10 @@ class GroupBlocks:
     """The blocks of one request in equal groups: of each a list, null where dropped or passed over.
 
     The first `num_published` places are past publishing, the first `num_dropped` past dropping. There is
-    room for `room` tokens, and nothing to drop before `next_drop` are processed. The last two are of states.
+    room for `room` tokens, and nothing to drop before `next_drop` are processed.
     """
 
-    __slots__ = ("has_state", "ids", "last_state", "next_drop", "num_dropped", "num_published", "room")
+    __slots__ = ("ids", "next_drop", "num_dropped", "num_published", "room")
 
     def __init__(self, num_groups: int) -> None:
         self.ids: list[list[int]] = [[] for _ in range(num_groups)]
@@ -49,8 +49,10 @@ class GroupBlocks:
         self.num_dropped = 0
         self.room = 0
         self.next_drop = 0
-        self.has_state = False
-        self.last_state = -1  # place of the state before the running one, -1: none to drop
+
+    def by_group(self) -> list[list[int]]:
+        """All places of each group."""
+        return self.ids
 
 
 class RequestBlocks:
@@ -72,7 +74,7 @@ class RequestBlocks:
     @property
     def block_ids(self) -> list[list[int]]:
         """The blocks of each group."""
-        return [list(ids) for unit in self.units for ids in unit.ids]
+        return [list(ids) for unit in self.units for ids in unit.by_group()]
 
 
 class Found:
@@ -112,15 +114,17 @@ class FullGroups:
         """What serves a look-up of at most `num_tokens` tokens; `cached` are the tables of the groups."""
         step = self.hashes_per_block
         length = num_tokens // self.block_size
+        names = hashes[step - 1 : length * step : step]
         blocks: list[list[int]] = []
         for table in cached:
             run: list[int] = []
-            for at in range(step - 1, length * step, step):
-                block = table.get(hashes[at])
+            for name in names:
+                block = table.get(name)
                 if block is None:
                     break
                 run.append(block)
             length = len(run)
+            del names[length:]
             blocks.append(run)
         per_hit = self.settings.alignment // self.block_size
         length -= length % per_hit
@@ -146,15 +150,19 @@ class FullGroups:
                 ids[first:last] = [NULL_BLOCK] * (last - first)
                 self.pool.free(freed)
             blocks.num_dropped = last
-        self.note(blocks)
+        self._note(blocks)
 
     def reachable(self, blocks: GroupBlocks, end: int, held: RequestBlocks) -> Sequence[int]:
         """The places before `end`, not yet published, that a look-up can need; others never are."""
         return range(blocks.num_published, end)
 
+    def new_blocks(self) -> GroupBlocks:
+        """Those of a request that has none yet."""
+        return GroupBlocks(self.count)
+
     # A request's life
 
-    def note(self, blocks: GroupBlocks) -> None:
+    def _note(self, blocks: GroupBlocks) -> None:
         """Bring the two bounds up to date after a change."""
         blocks.room = (len(blocks.ids[0]) - self.num_drafts) * self.block_size
         # Rejected drafts take tokens back: then every time is looked.
@@ -190,12 +198,16 @@ class FullGroups:
             ids += hits
         blocks.num_dropped = kept.start
         blocks.num_published = len(blocks.ids[0])
-        self.note(blocks)
+        self._note(blocks)
 
     def num_to_take(self, blocks: GroupBlocks, num_tokens: int, num_slots: int) -> int:
         """Blocks that a running request lacks."""
         new = cdiv(num_slots, self.block_size) + self.num_drafts - len(blocks.ids[0])
         return new * self.count if new > 0 else 0
+
+    def most_to_take(self, blocks: GroupBlocks, num_tokens: int, num_steps: int) -> int:
+        """The most that so many steps up to `num_tokens` tokens take."""
+        return self.num_to_take(blocks, num_tokens, num_tokens)
 
     def take(self, blocks: GroupBlocks, num_tokens: int, num_slots: int) -> None:
         """Take them."""
@@ -205,7 +217,7 @@ class FullGroups:
                 ids.append(self.pool.take_one())
             else:
                 self.pool.take(new, ids)
-        self.note(blocks)
+        self._note(blocks)
 
     def publish(self, blocks: GroupBlocks, held: RequestBlocks, num_tokens: int) -> None:
         """Give the blocks that `num_tokens` tokens fill their hashes."""
@@ -221,10 +233,6 @@ class FullGroups:
         names = [hashes[(place + 1) * step - 1] for place in places]
         for group, ids in zip(self.numbers, blocks.ids, strict=True):
             self.pool.publish([ids[place] for place in places], names, group)
-        self.were_published(names)
-
-    def were_published(self, names: list[int]) -> None:
-        """Note that look-ups can find these hashes."""
 
     def free(self, blocks: GroupBlocks) -> None:
         """Let go of all."""

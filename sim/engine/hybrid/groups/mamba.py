@@ -1,9 +1,9 @@
 """Layers with a state (Mamba, gated delta net): one block holds the state after the last token.
 
 With `mamba_cache_mode` "align" a state can be hit where a chunk of a prompt ended on a block boundary.
-The table has one place a block of tokens; in a step the request takes one block for the state at the
+vLLM's table has one place a block of tokens; in a step the request takes one block for the state at the
 step's end, the places passed over stay null. The state before is copied from, so it is freed a step
-later: blocks published meanwhile stay cached in the pool.
+later: blocks published meanwhile stay cached in the pool. Here only the places that are not null are kept.
 
 1. A hit is one state: the last published one at or before the look-up's end.
 2. A state published in this step cannot be hit in it: its request waits for the next step.
@@ -20,7 +20,6 @@ from collections.abc import Sequence
 
 from replicast.sim.engine.hybrid.block_pool import NULL_BLOCK, BlockPool
 from replicast.sim.engine.hybrid.groups.full import (
-    NEVER,
     CacheSettings,
     Found,
     FullGroups,
@@ -51,6 +50,36 @@ class StateGroups(FullGroups):
         super().drop(blocks, max(0, num_processed - self.num_unsure))
 
 
+class State:
+    """One place that is not null: its block in each of the equal groups."""
+
+    __slots__ = ("blocks", "place")
+
+    def __init__(self, place: int, blocks: list[int]) -> None:
+        self.place = place
+        self.blocks = blocks
+
+
+class StateBlocks(GroupBlocks):
+    """The states of one request in equal groups, in the order of their places."""
+
+    __slots__ = ("has_state", "last_state", "num_places", "states")
+
+    def __init__(self, num_groups: int) -> None:
+        super().__init__(num_groups)
+        self.states: list[State] = []
+        self.num_places = 0
+        self.has_state = False  # one that the request itself took
+        self.last_state = -1  # place of the state before the running one, -1: none to drop
+
+    def by_group(self) -> list[list[int]]:
+        tables = [[NULL_BLOCK] * self.num_places for _ in self.ids]
+        for state in self.states:
+            for table, block in zip(tables, state.blocks, strict=True):
+                table[state.place] = block
+        return tables
+
+
 class AlignedStateGroups(StateGroups):
     """Equal groups of states in mode "align"."""
 
@@ -63,6 +92,9 @@ class AlignedStateGroups(StateGroups):
     def new_step_starts(self) -> None:
         if self._published_this_step:
             self._published_this_step.clear()
+
+    def new_blocks(self) -> GroupBlocks:
+        return StateBlocks(self.count)
 
     def find(self, cached: list[dict[int, int]], hashes: list[int], num_tokens: int) -> Found:
         step, per_hit = self.hashes_per_block, self.settings.alignment // self.block_size
@@ -81,90 +113,133 @@ class AlignedStateGroups(StateGroups):
                     return Found(place, blocks)
         return Found(0, [[] for _ in cached])
 
-    def reachable(self, blocks: GroupBlocks, end: int, held: RequestBlocks) -> Sequence[int]:
-        interval, alignment, size = self.settings.retention_interval, self.settings.alignment, self.block_size
-        ids, first = blocks.ids[0], blocks.num_published
-        if interval is None:
-            return [place for place in range(first, end) if ids[place] != NULL_BLOCK]
-        last = (held.num_prompt_tokens - 1) // alignment * alignment // size - 1
-        junction = held.shared_prefix_boundary // alignment * alignment // size - 1
-        if not interval and end == first + 1:
-            return [first] if ids[first] != NULL_BLOCK and first in (last, junction) else []
-        per_interval = interval // size or NEVER
-        return [
-            place
-            for place in range(first, end)
-            if ids[place] != NULL_BLOCK and (place in (last, junction) or not (place + 1) % per_interval)
-        ]
-
-    def were_published(self, names: list[int]) -> None:
-        self._published_this_step.update(names)
-
     def is_refused(self, found: Found) -> bool:
         blocks = found.blocks[0]
-        return bool(blocks) and self.pool.block_hash[blocks[-1]] in self._published_this_step
+        return bool(blocks) and self.pool.block_hash[blocks[0]] in self._published_this_step
 
     def num_to_admit(self, found: Found, num_hit_tokens: int, num_tokens: int, num_slots: int) -> int:
         missing = cdiv(num_tokens, self.block_size) + self.num_drafts - found.num_places
         return (1 + self.num_drafts if missing > 0 else missing) * self.count
 
+    def adopt(self, blocks: GroupBlocks, kept: Found) -> None:
+        assert isinstance(blocks, StateBlocks)
+        if kept.blocks[0]:
+            hits = [one[0] for one in kept.blocks]
+            self.pool.touch(hits)
+            blocks.states.append(State(kept.start, hits))
+        blocks.num_dropped = kept.start
+        blocks.num_places = blocks.num_published = kept.num_places
+        self._note(blocks)
+
     def num_to_take(self, blocks: GroupBlocks, num_tokens: int, num_slots: int) -> int:
         # Negative where rejected drafts left a place too many: vLLM counts it against other groups.
-        missing = cdiv(num_tokens, self.block_size) + self.num_drafts - len(blocks.ids[0])
-        return min(missing, 1) * self.count
+        assert isinstance(blocks, StateBlocks)
+        missing = cdiv(num_tokens, self.block_size) + self.num_drafts - blocks.num_places
+        return (1 if missing > 1 else missing) * self.count
+
+    def most_to_take(self, blocks: GroupBlocks, num_tokens: int, num_steps: int) -> int:
+        return num_steps * (1 + self.num_drafts) * self.count
 
     def take(self, blocks: GroupBlocks, num_tokens: int, num_slots: int) -> None:
         """Take the block of the state at the step's end, after the places passed over."""
+        assert isinstance(blocks, StateBlocks)
         drafts = self.num_drafts
         places = cdiv(num_tokens, self.block_size) + drafts
-        before = len(blocks.ids[0])
+        before = blocks.num_places
         if places <= before:
             return
-        running = places - drafts - 1
         if blocks.has_state:
             blocks.last_state = before - 1 - drafts
         elif before:
             blocks.last_state = before - 1  # the state that was hit
-        for ids in blocks.ids:
-            if running > before:
-                ids += [NULL_BLOCK] * (running - before)
-            if not drafts:
-                ids.append(self.pool.take_one())
-                continue
-            if blocks.has_state:
-                for place in range(before - drafts, min(before, running)):
-                    ids.append(ids[place])
-                    ids[place] = NULL_BLOCK
-            self.pool.take(places - len(ids), ids)
+        blocks.num_places = places
+        if drafts:
+            self._take_with_drafts(blocks, before, places)
+        else:
+            blocks.states.append(State(places - 1, [self.pool.take_one() for _ in self.numbers]))
         blocks.has_state = True
-        self.note(blocks)
+        self._note(blocks)
 
-    def note(self, blocks: GroupBlocks) -> None:
-        super().note(blocks)
-        if blocks.last_state >= 0:
-            blocks.next_drop = min(blocks.next_drop, self.after_drop(blocks.last_state))
+    def _take_with_drafts(self, blocks: StateBlocks, before: int, places: int) -> None:
+        """The blocks of drafts move behind the running state; what is missing is new."""
+        drafts = self.num_drafts
+        running = places - drafts - 1
+        start = max(before, running)
+        if blocks.has_state:
+            first, end = before - drafts, min(before, running)
+            for state in blocks.states:
+                if first <= state.place < end:
+                    state.place += start - first
+            start += max(end - first, 0)
+        taken: list[list[int]] = [[] for _ in self.numbers]
+        for one in taken:
+            self.pool.take(places - start, one)
+        for index in range(places - start):
+            blocks.states.append(State(start + index, [one[index] for one in taken]))
+        blocks.states.sort(key=lambda state: state.place)
 
     def drop(self, blocks: GroupBlocks, num_processed: int) -> None:
+        assert isinstance(blocks, StateBlocks)
         num_processed = max(0, num_processed - self.num_unsure)
-        first_ids = blocks.ids[0]
-        end = min(self.num_skipped(num_processed), len(first_ids))
+        end = min(self.num_skipped(num_processed), blocks.num_places)
         first = blocks.num_dropped
         if self.settings.is_25:  # it stops at the gap that a chunk left
             first = end
-            while first > 0 and first_ids[first - 1] != NULL_BLOCK:
-                first -= 1
+            for state in reversed(blocks.states):
+                first -= state.place == first - 1
         last = blocks.last_state
-        drops_last = 0 <= last < cdiv(num_processed, self.block_size) - 1
-        for ids in blocks.ids:
-            if first < end:
-                freed = ids[first:end]
-                ids[first:end] = [NULL_BLOCK] * (end - first)
-                self.pool.free(freed)
-            if drops_last and ids[last] != NULL_BLOCK:
-                freed = [ids[last]]
-                ids[last] = NULL_BLOCK
-                self.pool.free(freed)
-        if drops_last:
+        if last >= cdiv(num_processed, self.block_size) - 1:
+            last = -1
+        else:
             blocks.last_state = -1
+        skipped = [state for state in blocks.states if first <= state.place < end]
+        lone = [state for state in blocks.states if state.place == last and not first <= last < end]
+        if skipped or lone:
+            blocks.states = [s for s in blocks.states if s.place != last and not first <= s.place < end]
+            for index in range(self.count):
+                self.pool.free([state.blocks[index] for state in skipped])
+                self.pool.free([state.blocks[index] for state in lone])
         blocks.num_dropped = max(blocks.num_dropped, end)
-        self.note(blocks)
+        self._note(blocks)
+
+    def _note(self, blocks: GroupBlocks) -> None:
+        assert isinstance(blocks, StateBlocks)
+        blocks.room = (blocks.num_places - self.num_drafts) * self.block_size
+        if self.settings.speculates:
+            return
+        blocks.next_drop = self.after_drop(blocks.num_dropped)
+        if blocks.last_state >= 0:
+            blocks.next_drop = min(blocks.next_drop, self.after_drop(blocks.last_state))
+
+    def publish(self, blocks: GroupBlocks, held: RequestBlocks, num_tokens: int) -> None:
+        assert isinstance(blocks, StateBlocks)
+        first, end = blocks.num_published, num_tokens // self.block_size
+        if end <= first:
+            return
+        blocks.num_published = end
+        for state in blocks.states:
+            if first <= state.place < end and self._is_reachable(state.place, held):
+                name = held.hashes.first(end * self.hashes_per_block)[
+                    (state.place + 1) * self.hashes_per_block - 1
+                ]
+                for group, block in zip(self.numbers, state.blocks, strict=True):
+                    self.pool.publish([block], [name], group)
+                self._published_this_step.add(name)
+
+    def _is_reachable(self, place: int, held: RequestBlocks) -> bool:
+        """Whether a look-up can need a state; others are not published."""
+        interval = self.settings.retention_interval
+        if interval is None:
+            return True
+        end, alignment = (place + 1) * self.block_size, self.settings.alignment
+        if end in (
+            (held.num_prompt_tokens - 1) // alignment * alignment,
+            held.shared_prefix_boundary // alignment * alignment,
+        ):
+            return True
+        return interval > 0 and end % interval == 0
+
+    def free(self, blocks: GroupBlocks) -> None:
+        assert isinstance(blocks, StateBlocks)
+        for index in range(self.count):
+            self.pool.free([state.blocks[index] for state in blocks.states])
