@@ -22,7 +22,7 @@ from replicast.calibration.fit import Fitted, centre_of, fit
 from replicast.calibration.harness import METRICS, MakeEngine
 from replicast.calibration.learned import KnownLevel, Learned, facts_of, interpolated, learned_of, lengths_at
 from replicast.calibration.lengths import lengths_of
-from replicast.calibration.model import LevelModel, back, measured, point_at, transformed
+from replicast.calibration.model import LevelModel, back, front_end_of, measured, point_at, transformed
 from replicast.calibration.predict import LARGEST, Load, Range, Residuals, predict, residuals_of
 from replicast.calibration.profile import Profile
 from replicast.calibration.server import ServerFacts, seconds_of_load
@@ -291,13 +291,13 @@ def leave_one_out(
     """Each fitted level predicted from a fit without it."""
     covariance = covariance_of(fitted)
     centre = centre_of([model.level for model in fitted.models])
-    front_end = fitted.models[0].front_end
     rows: list[Row] = []
     for index, model in enumerate(fitted.models):
         x, _ = without_level(fitted, index)
         point = point_at(fitted.params, x)
         others = [other for j, other in enumerate(fitted.models) if j != index]
         known = tuple(known_level(other, residuals_of(other, point)) for other in others)
+        front_end = front_end_of([other.level for other in others], facts)
         learned = Learned(point, fitted.params, x, covariance, centre, known, front_end)
         rows += predicted_rows(model.level, facts, learned, loads=loads, engines=engines, buckets=buckets)
         if progress is not None:

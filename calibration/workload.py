@@ -4,7 +4,9 @@ A level holds some *streams* of requests alive: sessions, times the agents that 
 stream sends its next request when the last has been answered and its tools have run. What a request is:
 
     prompt    shared part (system prompt and tools, the same for all) + what the session has gathered.
-              The first prompt holds little of it; the prompt then ramps up to its level over RAMP turns.
+              The first prompt holds little of it; prompts then grow evenly to the session's level over
+              RAMP turns (recorded sessions: from 25,000 by some 1,600 a turn). So a cache fills in the
+              course of a level, and contexts that compete for it differ in length.
     computed  the last tokens of a prompt are new; all before them repeat the stream's previous prompt.
               Whether the server still holds those is the simulation's outcome (eviction), not a latent.
     output    long-tailed.
@@ -23,7 +25,7 @@ from functools import lru_cache
 import numpy as np
 from replicast.sim.workload import Segment, Session, Turn
 
-RAMP = 2  # turns until a session's prompt has reached its level
+RAMP = 40  # turns until a session's prompt has reached its level
 OUTPUT_SPREAD = 1.2  # sd of log(output of a request)
 COMPUTED_SPREAD = 1.0
 PROMPT_SPREAD = 0.3  # of a session's level
