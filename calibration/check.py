@@ -10,6 +10,7 @@ A level with a failing finding is left out. The sweep is
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -122,6 +123,8 @@ def check_sweep(
             f"{parallel_per_session} parallel requests a session",
             remedy="--parallel-per-session takes 1 (no sub-agents) or more",
         )
+    if against is not None:
+        _check_same_model(sweep, against)
     gpu, gpus = _gpu(sweep)
     case = Case(sweep, parallel_per_session, gpu, gpus, _facts(sweep), profile, against)
     run = tuple(number for number in LAWS if number not in without)
@@ -160,6 +163,22 @@ def usable_levels(result: CheckResult) -> Sweep:
         )
     kept = tuple(level for i, level in enumerate(result.sweep.levels) if i not in result.left_out)
     return replace(result.sweep, levels=kept)
+
+
+def _check_same_model(sweep: Sweep, against: Sweep) -> None:
+    """Refuse another model's sweep; served names of one model differ in case and organisation."""
+    one, other = (_plain(found.model) for found in (sweep, against))
+    if one and other and one not in other and other not in one:
+        raise InputError(
+            f"no level of {sweep.model} in it: its model is {against.model}",
+            where=against.source,
+            remedy=f"--against takes another run of {sweep.model}",
+        )
+
+
+def _plain(model: str | None) -> str:
+    """A model's name without its organisation, in small letters and digits."""
+    return re.sub(r"[^a-z0-9.]", "", (model or "").rsplit("/", 1)[-1].lower())
 
 
 def _verdict(levels: int, left_out: tuple[int, ...], findings: list[Finding]) -> Verdict:

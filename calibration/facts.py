@@ -40,6 +40,11 @@ class Gpu:
     fp4_flops: float | None
     source: str
 
+    @property
+    def largest_group(self) -> int:
+        """GPUs that tensor parallelism spans: two nodes of eight, a rack of Blackwell, one node with PCIe."""
+        return {"L40S": 8, "B200": 72, "B300": 72}.get(self.name, 16)
+
     def flops(self, precision: str) -> float:
         """Dense peak at `precision`, or at the next wider one that the device multiplies in."""
         rates = (self.bf16_flops, self.fp8_flops, self.fp4_flops)

@@ -188,6 +188,12 @@ def estimate(
 ) -> Profile:
     """A profile from physics alone: marked uncalibrated, with the wide intervals that it deserves."""
     gpu = GPUS[hardware] if isinstance(hardware, str) else hardware
+    if tensor_parallel_size > gpu.largest_group:
+        raise InputError(
+            f"tensor_parallel_size is {tensor_parallel_size:,}, and {gpu.largest_group} {gpu.name} at most "
+            "share the layers of one model",
+            remedy="more GPUs than that make further replicas",
+        )
     found = priors(model, gpu, tensor_parallel_size)
     pool = expected_kv_tokens(model, gpu, tensor_parallel_size)
     if pool < 1_000:

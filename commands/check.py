@@ -50,7 +50,7 @@ def check(ctx: click.Context, /, **options: Any) -> None:
         sweep,
         parallel_per_session=options["parallel_per_session"],
         profile=profile,
-        against=read_sweep(options["against"]) if options["against"] else None,
+        against=read_sweep(options["against"], model=options["model"]) if options["against"] else None,
         without=options["without"],
     )
     log: Path | None = options["log"]

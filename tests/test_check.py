@@ -124,6 +124,25 @@ def test_log_has_the_newest_on_top(tmp_path: Path) -> None:
     assert kept.read_text() == "# Ours\n\nAbout this file.\n\n## new\n\n## 2026-01-01: old\n\nText.\n"
 
 
+def test_another_models_sweep_is_not_compared_with() -> None:
+    one = replace(sweep(1, 2, 5), model="Org/Alpha-7B")
+    other = replace(sweep(1, 2, 5), source="beta.json", model="beta")
+    with pytest.raises(InputError, match=r"beta\.json: no level of Org/Alpha-7B in it: its model is beta"):
+        check_sweep(one, against=other)
+    assert check_sweep(one, against=replace(one, model="alpha-7b-fp8")).ok
+
+
+def test_absurd_figures_are_no_measurements() -> None:
+    whole = sweep(1, 2, 5)
+    first, *rest = whole.levels
+    absurd = replace(first, ttft=Histogram(given_mean=1e300), given_output_tokens_per_s=1e300)
+    result = check_sweep(replace(whole, levels=(absurd, *rest)))
+    assert result.left_out[0] == 0
+    text = check_text(result)
+    assert "no measurement: ttft_mean_s 1e+300, output_tokens_per_s 1e+300" in " ".join(text.split())
+    assert max(map(len, text.splitlines())) < 200
+
+
 def test_impossible_parallelism_is_refused() -> None:
     with pytest.raises(InputError, match="0 parallel requests"):
         check_sweep(sweep(1), parallel_per_session=0)

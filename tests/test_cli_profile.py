@@ -58,6 +58,7 @@ def test_estimate_from_a_config_file(tmp_path: Path) -> None:
         (["--model", "qwen3-14b", "--hardware", "abacus"], "no facts about a GPU", 1),
         (["--model", "kimi-k3", "--hardware", "H100"], "does not fit", 1),
         ([*SERVER, "--max-num-seqs", "0"], "max_num_seqs", 1),
+        ([*SERVER, "--tensor-parallel-size", "1000000"], "16 H", 1),
         ([*SERVER, "--max-model-len", "500000"], "KV cache", 1),
         ([*SERVER, "--vllm-version", "banana"], "banana", 1),
         (["--model", "config.json", "--hardware", "H100"], "--parameters", 2),

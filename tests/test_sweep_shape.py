@@ -21,6 +21,7 @@ from replicast.calibration.buckets import (
 )
 from replicast.calibration.readers.boot_log import parse_given
 from replicast.calibration.readers.counters import load_seconds, merge_levels
+from replicast.calibration.readers.detect import read_sweep
 from replicast.calibration.sweep import Gauge, Given, Histogram, Sweep, SweepLevel
 from replicast.sim.errors import InputError
 
@@ -123,6 +124,16 @@ def test_given_as_written(tmp_path: Path) -> None:
     assert Given(block_size=32).over(told).block_size == 32
 
 
+def test_keys_that_are_no_facts_are_named(tmp_path: Path) -> None:
+    facts = tmp_path / "server.yaml"
+    facts.write_text("max-num-seqs: 64\nmax-num-sequences: 32\ndtype: torch.bfloat16\n")
+    rows = tmp_path / "sweep.csv"
+    rows.write_text("concurrency,ttft_mean_s\n1,0.5\n")
+    sweep = read_sweep(rows, given=[str(facts)])
+    assert sweep.given.max_num_seqs == 64
+    assert f"{facts}: no facts of a server, passed over: max-num-sequences" in sweep.notes
+
+
 @pytest.mark.parametrize(
     ("item", "says"),
     [
@@ -131,6 +142,8 @@ def test_given_as_written(tmp_path: Path) -> None:
         ("tp=0", "tensor_parallel_size is 0, below 1"),
         ("tp=two", "not a finite number"),
         ("async_scheduling=perhaps", "neither true nor false"),
+        ("dtype=foo", "dtype is 'foo'"),
+        ("kv-cache-dtype=fp9", "kv_cache_dtype is 'fp9'"),
     ],
 )
 def test_given_that_cannot_be_used(item: str, says: str) -> None:

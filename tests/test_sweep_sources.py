@@ -196,6 +196,18 @@ def test_nan_and_missing_histograms(tmp_path: Path) -> None:
     assert dict(sweep.dropped) == {"samples that are not finite": 1}
 
 
+def test_scrapes_without_a_time(tmp_path: Path) -> None:
+    sessions, _ = two_levels()
+    path = write(tmp_path / "a.duckdb", sessions)
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("UPDATE metric_scrapes SET scraped_at = NULL WHERE sequence_number = 4")
+    assert dict(read_sweep(path).dropped)["scrapes without a time (scraped_at is NULL)"] == 2
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("UPDATE metric_scrapes SET scraped_at = NULL")
+    with pytest.raises(InputError, match=r"no level can be read: .* without a time"):
+        read_sweep(path)
+
+
 def test_different_servers_in_one_file_are_noted(tmp_path: Path) -> None:
     sessions, _ = two_levels()
     path = write(tmp_path / "a.duckdb", sessions)

@@ -20,6 +20,7 @@ from replicast.calibration.sweep import Sweep, SweepLevel
 Severity = Literal["fail", "warn", "note"]
 Value = float | int | str | None
 Evidence = tuple[tuple[str, Value], ...]
+LEGIBLE = 1e12  # from here on digits are counted, not read
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +108,14 @@ def show(value: float | None, digits: int = 3, unit: str = "") -> str:
 
     >>> show(1234.5), show(0.01234, 2, " s"), show(None), show(248.4)
     ('1,230', '0.012 s', '-', '248')
+    >>> show(1e300)
+    '1e+300'
     """
     if value is None:
         return "-"
     if value == 0:
         return f"0{unit}"
     rounded = float(f"{value:.{digits}g}")
-    if abs(rounded) >= 10 ** (digits - 1):
+    if LEGIBLE > abs(rounded) >= 10 ** (digits - 1):
         return f"{rounded:,.0f}{unit}"
     return f"{rounded:g}{unit}"

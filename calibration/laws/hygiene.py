@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from statistics import median
 
-from replicast.calibration.laws.figures import rate_noise, scrape_interval
+from replicast.calibration.laws.figures import mean_of, rate_noise, scrape_interval
 from replicast.calibration.laws.findings import Answer, Case, Finding, Row, label, listed, show
 from replicast.calibration.laws.replication import differences
 from replicast.calibration.sweep import SweepLevel
@@ -20,6 +20,11 @@ from replicast.calibration.sweep import SweepLevel
 LAW = 7
 CHECK = "counters"
 REPEAT = "Repeat the level."
+# Beyond these nothing was measured: four months, a rate of all GPUs of a country, a load of nobody.
+LONGEST_S, LARGEST_RATE, MOST_REQUESTS = 1e7, 1e9, 1e7
+TIMES = ("ttft", "queue", "prefill", "decode", "e2e", "tpot", "itl")
+RATES = ("prompt_tokens_per_s", "output_tokens_per_s", "requests_per_s")
+GAUGES = ("running", "waiting")
 # What readers note and no figure of a level shows.
 MIXED = (
     " changed within the file",
@@ -38,6 +43,7 @@ def hygiene(case: Case) -> Answer:
     for at, level in enumerate(case.levels):
         found = (
             _dead(level, at),
+            _absurd(level, at),
             _reset(level, at),
             _merged(level, at),
             _length(level, usual, at),
@@ -88,6 +94,24 @@ def _dead(level: SweepLevel, at: int) -> Finding | None:
         (("generated_tokens", level.generated_tokens), ("prompt_tokens", level.prompt_tokens)),
         "Send one request by hand and look at the reply, then repeat the level.",
         at,
+    )
+
+
+def _absurd(level: SweepLevel, at: int) -> Finding | None:
+    seconds = {f"{name}_mean_s": mean_of(getattr(level, name)) for name in TIMES}
+    rates = {name: getattr(level, name) for name in RATES}
+    requests = {f"{name}_mean": gauge.mean for name in GAUGES if (gauge := getattr(level, name)) is not None}
+    found = [
+        (name, value)
+        for figures, largest in ((seconds, LONGEST_S), (rates, LARGEST_RATE), (requests, MOST_REQUESTS))
+        for name, value in figures.items()
+        if value is not None and value > largest
+    ]
+    if not found:
+        return None
+    told = ", ".join(f"{name} {show(value)}" for name, value in found)
+    return Finding(
+        LAW, CHECK, "fail", f"no measurement: {told}", tuple(found), "Check the source and its units.", at
     )
 
 

@@ -30,6 +30,10 @@ INTEGERS = (
 )  # fmt: skip
 FLAGS = ("enable_prefix_caching", "enable_chunked_prefill", "async_scheduling")
 NUMBERS = ("gpu_memory_utilization", "price_usd_per_hour")
+DTYPES: Mapping[str, tuple[str, ...]] = {  # beginnings of what vLLM's flags take
+    "dtype": ("auto", "half", "float", "bfloat16"),
+    "kv_cache_dtype": ("auto", "float16", "bfloat16", "fp8", "int8", "nvfp4", "turboquant"),
+}
 FACTS = tuple(item.name for item in fields(Given) if item.name != "sources")
 ALIASES: Mapping[str, str] = {
     "tp": "tensor_parallel_size",
@@ -215,29 +219,55 @@ def given_of_file(path: Path) -> Given:
     text = read_text(path)
     if is_boot_log(text):
         return read_boot_log(path)
+    return given_of_mapping(_mapping(text, path), str(path))
+
+
+def notes_on(items: Iterable[str]) -> list[str]:
+    """Notes on what files of `--given` hold beside facts of a server; a boot log holds anything."""
+    notes = []
+    for path in (Path(item) for item in items if Path(item).is_file()):
+        text = read_text(path)
+        if is_boot_log(text):
+            continue
+        names = [name for name in _flat(_mapping(text, path)) if _fact(name) not in FACTS]
+        if names:
+            listed = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
+            notes.append(f"{path}: no facts of a server, passed over: {listed}")
+    return notes
+
+
+def _mapping(text: str, path: Path) -> Mapping[str, Any]:
     if path.suffix == ".toml":
         try:
-            return given_of_mapping(tomllib.loads(text), str(path))
+            return tomllib.loads(text)
         except tomllib.TOMLDecodeError as error:
             raise InputError(f"broken TOML ({error})", where=str(path), remedy="correct the line") from error
     if text.lstrip().startswith("{"):
-        return given_of_mapping(parse_json(text, str(path)), str(path))
+        found: Mapping[str, Any] = parse_json(text, str(path))
+        return found
     pairs = (line.split("#", 1)[0].partition(":") for line in text.splitlines() if not line.startswith(" "))
-    return given_of_mapping(
-        {k.strip(): v.strip().strip("'\"") for k, m, v in pairs if m and v.strip()}, str(path)
-    )
+    return {k.strip(): v.strip().strip("'\"") for k, m, v in pairs if m and v.strip()}
 
 
 def given_of_mapping(facts: Mapping[str, Any], where: str) -> Given:
     """Facts by name; nested objects are looked into, names that are no fact of a server are passed over."""
+    named = {_fact(name): value for name, value in _flat(facts).items()}
+    for name, known in DTYPES.items():
+        if (value := named.get(name)) and not str(value).removeprefix("torch.").lower().startswith(known):
+            raise InputError(
+                f"{name} is {value!r}", where=where, remedy=f"vLLM's flag takes {', '.join(known)}, …"
+            )
+    return _given({name: value for name, value in named.items() if name in FACTS}, where)
+
+
+def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in facts.items():
         if isinstance(value, Mapping):
             flat |= {key: one for key, one in value.items() if not isinstance(one, (Mapping, list))}
         elif not isinstance(value, list):
             flat[name] = value
-    named = {ALIASES.get(_plain(name), _plain(name)): value for name, value in flat.items()}
-    return _given({name: value for name, value in named.items() if name in FACTS}, where)
+    return flat
 
 
 def parse_given(items: Iterable[str]) -> Given:
@@ -245,9 +275,9 @@ def parse_given(items: Iterable[str]) -> Given:
     given = Given()
     for item in items:
         name, equals, value = item.partition("=")
-        key = ALIASES.get(_plain(name), _plain(name))
+        key = _fact(name)
         if equals and key in FACTS:
-            given = _given({key: value.strip()}, f"--given {item}").over(given)
+            given = given_of_mapping({key: value.strip()}, f"--given {item}").over(given)
         elif Path(item).is_file():
             told = given_of_file(Path(item))
             if replace(told, sources=()) == Given():
@@ -263,5 +293,7 @@ def parse_given(items: Iterable[str]) -> Given:
     return given
 
 
-def _plain(name: str) -> str:
-    return name.strip().lstrip("-").replace("-", "_").lower()
+def _fact(name: str) -> str:
+    """The fact that a flag, a key or an alias names."""
+    plain = name.strip().lstrip("-").replace("-", "_").lower()
+    return ALIASES.get(plain, plain)

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from replicast.calibration.readers import aiperf, bench_serve, guidellm, scrapes
-from replicast.calibration.readers.boot_log import given_of_mapping, is_boot_log, parse_given
+from replicast.calibration.readers.boot_log import given_of_mapping, is_boot_log, notes_on, parse_given
 from replicast.calibration.readers.duckdb_collector import read_duckdb
 from replicast.calibration.readers.flat_csv import is_flat_csv, read_flat_csv
 from replicast.calibration.readers.performance_json import is_performance_summary, read_performance_json
@@ -62,6 +62,8 @@ def read_sweep(
         told = given_of_mapping(given, "given")
     else:
         told = given if isinstance(given, Given) else parse_given(given)
+        if not isinstance(given, Given):
+            sweep = replace(sweep, notes=(*sweep.notes, *notes_on(given)))
     return replace(sweep, given=told.over(sweep.given))
 
 

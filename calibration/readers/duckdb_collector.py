@@ -136,7 +136,7 @@ def _sessions(connection: duckdb.DuckDBPyConnection, path: Path, dropped: Counte
         WITH filled AS (SELECT DISTINCT scrape_id FROM metric_samples),
         scrapes AS (
             SELECT s.session_id, s.sequence_number AS n, epoch(s.scraped_at) AS at_s,
-                   s.status = 'ok' AND f.scrape_id IS NOT NULL AS good
+                   s.status = 'ok' AND f.scrape_id IS NOT NULL AND s.scraped_at IS NOT NULL AS good
             FROM metric_scrapes s LEFT JOIN filled f USING (scrape_id)),
         gaps AS (
             SELECT session_id, max(gap) AS gap FROM (
@@ -157,6 +157,9 @@ def _sessions(connection: duckdb.DuckDBPyConnection, path: Path, dropped: Counte
     ).fetchone()
     if orphans and orphans[0]:
         dropped["scrapes without a session"] += int(orphans[0])
+    timeless = connection.execute("SELECT count(*) FROM metric_scrapes WHERE scraped_at IS NULL").fetchone()
+    if timeless and timeless[0]:
+        dropped["scrapes without a time (scraped_at is NULL)"] += int(timeless[0])
     sessions: list[_Session] = []
     for session_id, name, interval, still_open, good, failed, first, last, number, gap in rows:
         match = LEVEL_NAME.match(name)

@@ -54,7 +54,7 @@ def prepare(connection: duckdb.DuckDBPyConnection, session_ids: list[str], model
         JOIN metric_scrapes s USING (scrape_id)
         JOIN chosen USING (session_id)
         JOIN series e ON e.metric = m.metric AND e.labels = CAST(m.labels AS VARCHAR)
-        WHERE s.status = 'ok'
+        WHERE s.status = 'ok' AND s.scraped_at IS NOT NULL
         """
     )
 

@@ -21,6 +21,8 @@ LOG_TITLE = "# Findings"
 WIDTH = 108
 MARKS = {"fail": "FAIL", "warn": "WARN"}
 NOT_SEEN = ("", "-")
+LEGIBLE = 1e15  # of larger figures nobody reads the digits
+WIDEST = 24  # characters of a cell; longer ones are figures that law 7 calls no measurement
 
 
 class FindingLike(Protocol):
@@ -131,7 +133,8 @@ def check_table(result: CheckLike) -> str:
         if all(cell in NOT_SEEN for cell in row.cells):
             continue
         marks = _marks(result.findings, row)
-        cells = [f"{cell or ' '}  {marks[i]}" if marks[i] else cell for i, cell in enumerate(row.cells)]
+        legible = [cell if len(cell) <= WIDEST else "absurd" for cell in row.cells]
+        cells = [f"{cell or ' '}  {marks[i]}" if marks[i] else cell for i, cell in enumerate(legible)]
         rows.append([row.title, *cells, row.law])
     header = ["level", *result.labels(), "law"]
     return table(header, rows, left=range(len(header)))
@@ -274,4 +277,6 @@ def _figure(value: float | int | str | None) -> str:
         return "-"
     if isinstance(value, str):
         return value
+    if abs(value) >= LEGIBLE:
+        return f"{value:.3g}"
     return str(value) if isinstance(value, int) else significant(value)
