@@ -16,7 +16,7 @@ from replicast.calibration.server import server_facts
 from replicast.calibration.sweep import Histogram, Sweep, SweepLevel
 from replicast.calibration.validate import validate
 
-BED = random_bed(3, (2, 8), load_s=200.0)
+BED = random_bed(3, (4, 12), load_s=300.0)
 FACTS = server_facts(Sweep("bed", "bed", (), model=BED.given.model, given=BED.given))
 TRUTH = dict(BED.steps._asdict())
 
@@ -34,7 +34,7 @@ def compared(
     """The level against the server it ran on, or one that takes longer for everything."""
     latents = {"first_tokens": BED.loads[0].first_tokens, "shared_tokens": BED.loads[0].shared_tokens}
     point = Point({name: slower * value for name, value in TRUTH.items()} | latents)
-    model = LevelModel(level, FACTS, 4.0)
+    model = LevelModel(level, FACTS, 7.0)
     for _ in range(3):
         model.match(point, (11, 12))
     return agreements(model, point, "given", means or {})
@@ -90,7 +90,7 @@ def quantiles_only(histogram: Histogram | None) -> Histogram:
 def test_validate_tells_it(sweep: Sweep) -> None:
     args = replace(FACTS.args, max_num_batched_tokens=BED.given.max_num_batched_tokens)
     profile = estimate(FACTS.model, FACTS.gpu, FACTS.tensor_parallel_size, engine=args)
-    found = validate(sweep, profile, levels=(2,))
+    found = validate(sweep, profile, levels=(4,))
     document = found.to_document()
     json.dumps(document, allow_nan=False)
     assert {row["metric"] for row in document["buckets"]} == {"ttft", "queue", "prefill", "tpot"}
