@@ -217,11 +217,13 @@ def undump(path: Path) -> list[SweepResult]:
 def page(results: Sequence[SweepResult], shared: Path | None) -> str:
     """The whole page."""
     from replicast.calibration.accuracy_arms import arm_section
+    from replicast.calibration.accuracy_hybrid import hybrid_section
     from replicast.calibration.accuracy_published import published_section
     from replicast.calibration.accuracy_requests import request_section
     from replicast.calibration.accuracy_text import HEAD, LIMITS, OTHERS
 
-    lines = [HEAD, *sweep_section(results), *arm_section()]
+    lines = [HEAD, *sweep_section(results)]
+    lines += [*hybrid_section({result.slug: result.loo for result in results}), *arm_section()]
     if shared is not None:
         lines += [*request_section(shared), *published_section(shared)]
     return "\n".join([*lines, OTHERS, LIMITS])
