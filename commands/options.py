@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from replicast.commands.console import Warned, warn
 from replicast.sim.config import FIELDS, EngineArgs
 from replicast.sim.errors import InputError
 from replicast.sim.planning.cost import Task, parse_task
@@ -212,7 +213,8 @@ def sweep_options(command: F) -> F:
 
 
 def read_sweep_of(options: dict[str, Any]) -> Sweep:
-    """The sweep that a command's options name."""
+    """The sweep that a command's options name; keys of `--given` files that tell nothing are warned of."""
+    from replicast.calibration.readers.boot_log import notes_on
     from replicast.calibration.readers.detect import read_sweep
 
     sweep = read_sweep(
@@ -222,6 +224,7 @@ def read_sweep_of(options: dict[str, Any]) -> Sweep:
         given=options["given"] or None,
         load_s=options["load_seconds"],
     )
+    warn(Warned("given", note) for note in notes_on(options["given"]))
     longest = max((level.window_s or 0.0 for level in sweep.levels), default=0.0)
     if 0 < longest * WINDOW_SLACK < (options["load_seconds"] or 0.0):
         raise click.UsageError(

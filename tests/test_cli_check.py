@@ -77,6 +77,15 @@ def test_document(tmp_path: Path) -> None:
     assert law["remedy"]
 
 
+def test_keys_that_tell_nothing_are_named(tmp_path: Path) -> None:
+    facts = tmp_path / "server.yaml"
+    facts.write_text("max_num_seqs: 256\nmax_num_sequences: 64\n")
+    done = replicast("check", sweep(tmp_path, HEALTHY), "--given", facts)
+    assert done.exit_code == 0
+    assert "Warning [given]" in done.stderr
+    assert "passed over: max_num_sequences" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "said", "code"),
     [
