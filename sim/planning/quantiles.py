@@ -165,9 +165,14 @@ def _cluster_sums(
     if sessions is None:
         return values
     assert len(sessions) == len(values), "one session name a value"
-    index: dict[object, int] = {}
-    places = [index.setdefault(s, len(index)) for s in sessions]
-    return np.bincount(places, weights=values).astype(float)
+    codes = np.asarray(sessions)
+    if codes.dtype.kind not in "iu" or codes.min(initial=0) < 0:
+        codes = np.unique(codes, return_inverse=True)[1]
+    n = len(codes)
+    first = np.full(int(codes.max(initial=-1)) + 1, n)
+    first[codes[::-1]] = np.arange(n - 1, -1, -1)  # the last one written is the first to appear
+    sums = np.bincount(codes, weights=values).astype(float)
+    return sums[np.argsort(first)[: np.count_nonzero(first < n)]]  # in order of appearance
 
 
 def _clustered_ranks(
