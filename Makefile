@@ -12,7 +12,7 @@ demo: $(VENV)/.installed
 test: $(VENV)/.installed-test
 	$(BIN)/python -m pytest -n auto
 
-# Optional: the engine as machine code, kept in the user's cache; needs a C compiler.
+# Optional: engine and fleet as machine code, kept in the user's cache; needs a C compiler.
 fast: $(VENV)/.installed
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[fast]'
 	$(BIN)/python -m replicast.sim.engine.compiled

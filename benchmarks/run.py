@@ -4,8 +4,8 @@
     python benchmarks/run.py --quick             (a slice of each; ratios hold, figures do not)
     python benchmarks/run.py --stream 10000000   (adds the long run that streams to disk)
 
-Figures are requests that finished a second of CPU time; `README.md` explains each. Rows that need the folder
-of real data, or the compiled engine, are named where these are absent.
+Figures are requests that finished a second of CPU time; `README.md` explains each. Engine and fleet are
+compiled first where that has not been done. What is missing for that, or the folder of real data, is named.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from replicast.sim.engine.compiled import compiled_class
+from replicast.sim.engine.compiled import build
+from replicast.sim.errors import InputError
 
 HERE = Path(__file__).resolve().parent
 REAL = ("mooncake", "sessions")
@@ -156,9 +157,12 @@ def main() -> None:
     ).stdout.strip()
     load = os.getloadavg()[0]
     print(f"commit {commit or 'unknown'}, Python {sys.version.split()[0]}, load {load:.1f}\n")
-    engines = ["pure"] + (["compiled"] if compiled_class() is not None else [])
-    if len(engines) == 1:
-        print("no compiled engine: python -m replicast.sim.engine.compiled\n")
+    try:
+        build()
+        engines = ["pure", "compiled"]
+    except InputError as error:
+        engines = ["pure"]
+        print(f"{error}\n")
     real = REAL if args.shared.is_dir() else ()
     if not real:
         print(f"no real data at {args.shared}\n")

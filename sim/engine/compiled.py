@@ -1,11 +1,14 @@
-"""The same code as machine code: optional, built once, two to three times as fast.
+"""Engine and fleet as machine code: optional, built once, three times as fast.
 
     make fast        (the extra `fast` and a C compiler)
 
 mypyc compiles the very files that Python runs otherwise, under a package name that carries the digest
-of their text and of all that they can import (`Request`, `EngineConfig`, step times). So there is no
-second source, and a build of other text is never picked up. Everything works without it; `module`
-takes it where it is there.
+of their text and of all that they can import (`EngineConfig`, step times). So there is no second source,
+and a build of other text is never picked up. Everything works without it; `simulate` takes it where it
+is there, and gives the same bytes.
+
+Classes of the build are not those of the same name in Python. So what goes in (sessions, configurations)
+and what comes out (records, results) is of classes that are not compiled, and only `simulate` chooses.
 """
 
 from __future__ import annotations
