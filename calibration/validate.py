@@ -43,7 +43,7 @@ DRAWS = 6
 SHARE_GUESSED = 0.5
 SHARES: Mapping[str, float] = {
     "tpot_mean_s": 0.1,
-    "ttft_mean_s": 0.2,
+    "ttft_mean_s": 0.3,
     "queue_mean_s": 0.4,
     "prefill_mean_s": 0.4,
     "prompt_tokens_per_s": 0.2,
