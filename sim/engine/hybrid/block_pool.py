@@ -44,7 +44,7 @@ class BlockPool:
         """Append new blocks from the head of the free queue to `blocks`; what they cached is lost."""
         unhashed, ref_cnt = self.unhashed, self.ref_cnt
         self.num_free -= num_blocks
-        for _ in range(num_blocks):
+        while num_blocks:
             if unhashed:
                 block = unhashed.pop()
             else:
@@ -52,17 +52,7 @@ class BlockPool:
                 self._evict(block)
             ref_cnt[block] = 1
             blocks.append(block)
-
-    def take_one(self) -> int:
-        """One new block."""
-        self.num_free -= 1
-        if self.unhashed:
-            block = self.unhashed.pop()
-        else:
-            block = self.idle.popitem(last=False)[0]
-            self._evict(block)
-        self.ref_cnt[block] = 1
-        return block
+            num_blocks -= 1
 
     def touch(self, blocks: list[int]) -> None:
         """Hold cached blocks, so that they cannot be taken."""
@@ -88,6 +78,7 @@ class BlockPool:
         """Let go of blocks that a request holds, given first to last (rule 4)."""
         ref_cnt, block_hash, idle = self.ref_cnt, self.block_hash, self.idle
         unhashed: list[int] = []
+        freed = 0
         for block in reversed(blocks):
             if block == NULL_BLOCK:
                 continue
@@ -95,28 +86,44 @@ class BlockPool:
             ref_cnt[block] = holders
             if holders:
                 continue
-            self.num_free += 1
+            freed += 1
             if block_hash[block] is None:
                 unhashed.append(block)
             else:
                 idle[block] = None
+        self.num_free += freed
         if unhashed:
             unhashed.reverse()
             self.unhashed += unhashed
 
-    def publish(self, blocks: list[int], hashes: list[int], group: int) -> None:
-        """Let look-ups of each hash for a group find its block."""
-        block_hash, groups = self.block_hash, self._group
-        cached, copies = self.cached[group], self._copies[group]
-        for block, name in zip(blocks, hashes, strict=True):
-            if block == NULL_BLOCK:
+    def free_each(self, blocks: list[int]) -> None:
+        """Let go of blocks one by one, as `free` of each would."""
+        for block in blocks:
+            holders = self.ref_cnt[block] - 1
+            self.ref_cnt[block] = holders
+            if holders:
                 continue
-            block_hash[block] = name
-            groups[block] = group
-            if name in cached:
-                copies.setdefault(name, []).append(block)
+            self.num_free += 1
+            if self.block_hash[block] is None:
+                self.unhashed.append(block)
             else:
-                cached[name] = block
+                self.idle[block] = None
+
+    def publish(self, blocks: list[int], names: list[int], group: int) -> None:
+        """Let look-ups of each hash for a group find its block."""
+        for block, name in zip(blocks, names, strict=True):
+            if block != NULL_BLOCK:
+                self.publish_one(block, name, group)
+
+    def publish_one(self, block: int, name: int, group: int) -> None:
+        """Let look-ups of hash `name` for a group find `block`."""
+        self.block_hash[block] = name
+        self._group[block] = group
+        cached = self.cached[group]
+        if name in cached:
+            self._copies[group].setdefault(name, []).append(block)
+        else:
+            cached[name] = block
 
     def _evict(self, block: int) -> None:
         block_hash = self.block_hash[block]

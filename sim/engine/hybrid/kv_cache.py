@@ -141,30 +141,27 @@ class KVCacheManager:
 
         With `reserve_full_isl` all `num_tokens` must fit now (rule 3).
         """
-        num_hit = hit.num_tokens
-        total = num_hit + num_new
-        slots = self._slots(total)
-        whole = min(num_tokens, self.max_model_len)
-        need = reserved = num_hits = 0
-        kept: list[Found] = []
         for unit, found in zip(self.units, hit.found, strict=True):
             if unit.is_refused(found):
                 return False
-            need += unit.num_to_admit(found, num_hit, total, slots)
-            if reserve_full_isl:
-                reserved += unit.num_to_reserve(found, num_hit, whole)
-            left = unit.kept(found, num_hit)
-            kept.append(left)
-            num_hits += len(left.blocks[0]) * unit.count
-        spare = self.pool.num_free - max(need, reserved)
+        num_hit = hit.num_tokens
+        total = num_hit + num_new
+        slots = self._slots(total)
+        spare = self.pool.num_free
         if use_watermark:
             spare -= self._watermark_blocks
-        # Idle hits leave the free queue, too; they are at most the hits: count them only where it matters.
-        if spare < num_hits and spare < self._num_idle(kept):
-            return False
+        whole = min(num_tokens, self.max_model_len) if reserve_full_isl else 0
+        if not self._surely_fits(hit, max(whole, slots), spare):
+            need = reserved = 0
+            for unit, found in zip(self.units, hit.found, strict=True):
+                need += unit.num_to_admit(found, num_hit, total, slots)
+                if reserve_full_isl:
+                    reserved += unit.num_to_reserve(found, num_hit, whole)
+            if max(need, reserved) + self._num_idle(hit) > spare:
+                return False
         held.units = [unit.new_blocks() for unit in self.units]
-        for unit, blocks, left in zip(self.units, held.units, kept, strict=True):
-            unit.adopt(blocks, left)
+        for unit, blocks, found in zip(self.units, held.units, hit.found, strict=True):
+            unit.adopt(blocks, found, num_hit)
         for unit, blocks in zip(self.units, held.units, strict=True):
             if slots > blocks.room:
                 unit.take(blocks, total, slots)
@@ -172,10 +169,17 @@ class KVCacheManager:
         self.publish(held, min(total, num_tokens))
         return True
 
-    def _num_idle(self, kept: list[Found]) -> int:
+    def _surely_fits(self, hit: Hit, num_tokens: int, spare: int) -> bool:
+        """Whether even all blocks of so many tokens find room, those hit included."""
+        for unit, found in zip(self.units, hit.found, strict=True):
+            spare -= unit.most_held(found, num_tokens)
+        return spare >= 0
+
+    def _num_idle(self, hit: Hit) -> int:
+        """Hits that nobody holds: they leave the free queue when they are taken."""
         number = 0
-        for left in kept:
-            for blocks in left.blocks:
+        for unit, found in zip(self.units, hit.found, strict=True):
+            for blocks in unit.kept(found, hit.num_tokens).blocks:
                 number += self.pool.num_idle(blocks)
         return number
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 from replicast.sim.engine.hybrid.block_hash import BlockHashes
 from replicast.sim.engine.hybrid.block_pool import NULL_BLOCK, BlockPool
@@ -117,15 +118,11 @@ class FullGroups:
         names = hashes[step - 1 : length * step : step]
         blocks: list[list[int]] = []
         for table in cached:
-            run: list[int] = []
-            for name in names:
-                block = table.get(name)
-                if block is None:
-                    break
-                run.append(block)
-            length = len(run)
-            del names[length:]
-            blocks.append(run)
+            hits = [*map(table.get, names)]
+            if None in hits:
+                length = hits.index(None)
+                del names[length:], hits[length:]
+            blocks.append(cast(list[int], hits))
         per_hit = self.settings.alignment // self.block_size
         length -= length % per_hit
         for run in blocks:
@@ -190,8 +187,14 @@ class FullGroups:
             return found
         return Found(skipped, [blocks[skipped - found.start :] for blocks in found.blocks])
 
-    def adopt(self, blocks: GroupBlocks, kept: Found) -> None:
+    def most_held(self, found: Found, num_tokens: int) -> int:
+        """The most blocks that a request of so many tokens takes or hits when it is admitted."""
+        places = max(cdiv(num_tokens, self.block_size), found.num_places)
+        return (places + self.num_drafts) * self.count
+
+    def adopt(self, blocks: GroupBlocks, found: Found, num_hit_tokens: int) -> None:
         """Hold the hits of a request that is admitted."""
+        kept = self.kept(found, num_hit_tokens)
         for ids, hits in zip(blocks.ids, kept.blocks, strict=True):
             self.pool.touch(hits)
             ids += [NULL_BLOCK] * kept.start
@@ -213,10 +216,7 @@ class FullGroups:
         """Take them."""
         new = cdiv(num_slots, self.block_size) + self.num_drafts - len(blocks.ids[0])
         for ids in blocks.ids:
-            if new == 1:
-                ids.append(self.pool.take_one())
-            else:
-                self.pool.take(new, ids)
+            self.pool.take(new, ids)
         self._note(blocks)
 
     def publish(self, blocks: GroupBlocks, held: RequestBlocks, num_tokens: int) -> None:

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 
 from replicast.sim.engine.hybrid.block_pool import NULL_BLOCK, BlockPool
 from replicast.sim.engine.hybrid.groups.full import (
+    NEVER,
     CacheSettings,
     Found,
     FullGroups,
@@ -121,14 +122,17 @@ class AlignedStateGroups(StateGroups):
         missing = cdiv(num_tokens, self.block_size) + self.num_drafts - found.num_places
         return (1 + self.num_drafts if missing > 0 else missing) * self.count
 
-    def adopt(self, blocks: GroupBlocks, kept: Found) -> None:
+    def most_held(self, found: Found, num_tokens: int) -> int:
+        return (2 + self.num_drafts) * self.count  # the hit and the running state
+
+    def adopt(self, blocks: GroupBlocks, found: Found, num_hit_tokens: int) -> None:
         assert isinstance(blocks, StateBlocks)
-        if kept.blocks[0]:
-            hits = [one[0] for one in kept.blocks]
+        if num_hit_tokens:
+            hits = [one[0] for one in found.blocks]
             self.pool.touch(hits)
-            blocks.states.append(State(kept.start, hits))
-        blocks.num_dropped = kept.start
-        blocks.num_places = blocks.num_published = kept.num_places
+            blocks.states.append(State(found.start, hits))
+            blocks.num_dropped = found.start
+            blocks.num_places = blocks.num_published = found.start + 1
         self._note(blocks)
 
     def num_to_take(self, blocks: GroupBlocks, num_tokens: int, num_slots: int) -> int:
@@ -156,7 +160,9 @@ class AlignedStateGroups(StateGroups):
         if drafts:
             self._take_with_drafts(blocks, before, places)
         else:
-            blocks.states.append(State(places - 1, [self.pool.take_one() for _ in self.numbers]))
+            taken: list[int] = []
+            self.pool.take(self.count, taken)  # one for each
+            blocks.states.append(State(places - 1, taken))
         blocks.has_state = True
         self._note(blocks)
 
@@ -180,36 +186,55 @@ class AlignedStateGroups(StateGroups):
 
     def drop(self, blocks: GroupBlocks, num_processed: int) -> None:
         assert isinstance(blocks, StateBlocks)
-        num_processed = max(0, num_processed - self.num_unsure)
+        if self.settings.is_25:
+            self._drop_25(blocks, max(0, num_processed - self.num_unsure))
+            return
+        end, states = (num_processed - 1) // self.block_size, blocks.states
+        number = 0
+        for state in states:
+            if state.place >= end:
+                break
+            number += 1
+        if number == 1:
+            self.pool.free_each(states.pop(0).blocks)
+        elif number:
+            self._free(states[:number])
+            del states[:number]
+        self._note(blocks)
+
+    def _drop_25(self, blocks: StateBlocks, num_processed: int) -> None:
+        """0.25 stops at the gap that a chunk left, and looks at the state before the running one besides."""
         end = min(self.num_skipped(num_processed), blocks.num_places)
-        first = blocks.num_dropped
-        if self.settings.is_25:  # it stops at the gap that a chunk left
-            first = end
-            for state in reversed(blocks.states):
-                first -= state.place == first - 1
-        last = blocks.last_state
+        first, last = end, blocks.last_state
+        for state in reversed(blocks.states):
+            first -= state.place == first - 1
         if last >= cdiv(num_processed, self.block_size) - 1:
             last = -1
         else:
             blocks.last_state = -1
-        skipped = [state for state in blocks.states if first <= state.place < end]
-        lone = [state for state in blocks.states if state.place == last and not first <= last < end]
-        if skipped or lone:
-            blocks.states = [s for s in blocks.states if s.place != last and not first <= s.place < end]
-            for index in range(self.count):
-                self.pool.free([state.blocks[index] for state in skipped])
-                self.pool.free([state.blocks[index] for state in lone])
+        self._free([state for state in blocks.states if first <= state.place < end])
+        if not first <= last < end:
+            self._free([state for state in blocks.states if state.place == last])
+        blocks.states = [s for s in blocks.states if s.place != last and not first <= s.place < end]
         blocks.num_dropped = max(blocks.num_dropped, end)
         self._note(blocks)
+
+    def _free(self, states: list[State]) -> None:
+        for index in range(self.count):
+            self.pool.free([state.blocks[index] for state in states])
 
     def _note(self, blocks: GroupBlocks) -> None:
         assert isinstance(blocks, StateBlocks)
         blocks.room = (blocks.num_places - self.num_drafts) * self.block_size
         if self.settings.speculates:
             return
-        blocks.next_drop = self.after_drop(blocks.num_dropped)
-        if blocks.last_state >= 0:
-            blocks.next_drop = min(blocks.next_drop, self.after_drop(blocks.last_state))
+        if self.settings.is_25:
+            blocks.next_drop = self.after_drop(blocks.num_dropped)
+            if blocks.last_state >= 0:
+                blocks.next_drop = min(blocks.next_drop, self.after_drop(blocks.last_state))
+        else:
+            states = blocks.states
+            blocks.next_drop = (states[0].place + 1) * self.block_size + 1 if states else NEVER
 
     def publish(self, blocks: GroupBlocks, held: RequestBlocks, num_tokens: int) -> None:
         assert isinstance(blocks, StateBlocks)
@@ -223,7 +248,7 @@ class AlignedStateGroups(StateGroups):
                     (state.place + 1) * self.hashes_per_block - 1
                 ]
                 for group, block in zip(self.numbers, state.blocks, strict=True):
-                    self.pool.publish([block], [name], group)
+                    self.pool.publish_one(block, name, group)
                 self._published_this_step.add(name)
 
     def _is_reachable(self, place: int, held: RequestBlocks) -> bool:
@@ -241,5 +266,4 @@ class AlignedStateGroups(StateGroups):
 
     def free(self, blocks: GroupBlocks) -> None:
         assert isinstance(blocks, StateBlocks)
-        for index in range(self.count):
-            self.pool.free([state.blocks[index] for state in blocks.states])
+        self._free(blocks.states)
