@@ -6,22 +6,23 @@ Made by `python -m replicast.calibration.accuracy`; do not edit. `docs/calibrati
 
 Everything here is held out: the level, stage or run that is predicted had no part in the fit.
 
-- *Load given*: concurrency, window and deadline, prompt and output tokens a request, requests alive at a time
-  (sessions times the agents that each runs) and tool time are known, as a plan knows them of its trace. A
-  summary's prompts are read off its KV gauge, its outputs off the ratio of its two token counts, requests alive
-  off its gauges; its latencies are not used. Computed tokens a request, which these summaries do not count,
-  are as the other levels have them (the collector's database and Prometheus count them: there they are given).
-- *But for the requests alive*: these, too, as the other levels have them. With them given, running and waiting
-  together are nearly told, and only their split is predicted.
+- *Load given*: concurrency, window and deadline, prompt and output tokens a request, requests alive at a
+  time (sessions times the agents that each runs) and tool time are known, as a plan knows them of its
+  trace. A summary's prompts are read off its KV gauge, its outputs off the ratio of its two token counts,
+  requests alive off its gauges; its latencies are not used. Computed tokens a request, which these
+  summaries do not count, are as the other levels have them (the collector's database and Prometheus count
+  them: there they are given).
+- *But for the requests alive*: these, too, as the other levels have them. With them given, running and
+  waiting together are nearly told, and only their split is predicted.
 - *Only the concurrency given*: all lengths are those of the fitted levels.
 
-*A perfect model* knows server, load and the means of all lengths, and not the draw: its median error follows
-from how much 16 simulated realisations of each level vary. A measured level is one realisation.
+*A perfect model* knows server, load and the means of all lengths, and not the draw: its median error
+follows from how much 16 simulated realisations of each level vary. A measured level is one realisation.
 
 A prediction holds a fixed share of the interpolation beside it, per metric (`SHARES` in
-`calibration/validate.py`); these shares, the growth of contexts (`RAMP` in `calibration/workload.py`) and the
-size of what stays unexplained were chosen on the sweeps below. What shares chosen on the other sweeps give is
-shown.
+`calibration/validate.py`); these shares, the growth of contexts (`RAMP` in `calibration/workload.py`) and
+the size of what stays unexplained were chosen on the sweeps below. What shares chosen on the other sweeps
+give is shown.
 """
 
 ONE_BY_ONE = """\
@@ -75,8 +76,8 @@ LIMITS = """## What is out of reach, and why
   is inferred from its neighbours. Between levels of one sweep it differs by a factor of two (minicpm5-2b:
   7.4 s of prefill a request at one session, 2.9 s at two). With counted tokens (the collector's database,
   Prometheus) this part is given.
-- **The figures themselves.** Averages of 6 and of 24 realisations, of the same fits, moved these medians by up
-  to a point: 110 levels do not resolve more.
+- **The figures themselves.** Averages of 6 and of 24 realisations, of the same fits, moved these medians by
+  up to a point: 110 levels do not resolve more.
 - **Few requests.** Levels with 3 to 25 requests (qwen3.8-27b on one L40S, gemma-4-31b on four) are mostly
   chance; they are in the tables all the same.
 - **gemma-4-31b on L40S** is predicted badly (time per token about a third off): its sliding-window layers
