@@ -162,8 +162,8 @@ def matched(facts: ServerFacts, arms: Sequence[Arm], prompt_tokens: float, load:
 
     Both are seen at the middle row of each arm, with step times of physics.
     """
-    fleet = Fleet(facts, load, load.sessions(count))
     middle = [(arm, arm.levels[len(arm.levels) // 2].concurrency or 1) for arm in arms]
+    fleet = Fleet(facts, load, load.sessions(min(count, 50 + 2 * max(c for _, c in middle))))
     seen = [fleet.observe(fleet.start(), arm.replicas, arm.router, c) for arm, c in middle]
     ratio = statistics.mean(row[RATES[1]] / row[RATES[0]] for row in seen)
     wanted = [value for arm in arms for level in arm.levels if (value := _reply_ratio(level)) is not None]
