@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 
 from replicast.calibration.accuracy_shares import share_lines
@@ -74,9 +75,9 @@ def evaluate(slug: str) -> SweepResult:
 def evaluate_all(
     slugs: Sequence[str], jobs: int, say: Callable[[str], None] = lambda text: None
 ) -> list[SweepResult]:
-    """All sweeps, in their order."""
+    """All sweeps, in their order; a fresh process each, which gives its memory back."""
     results = []
-    with ProcessPoolExecutor(jobs) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
         for result in pool.map(evaluate, slugs):
             tpot = summarise(result.loo, "given", "tpot_mean_s")
             error = tpot.median_absolute if tpot else math.nan
