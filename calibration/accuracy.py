@@ -39,7 +39,7 @@ TITLES: dict[Load, str] = {
 SHOWN_LOADS: tuple[Load, ...] = tuple(TITLES)
 SHOWN = (
     "prompt_tokens_per_s", "output_tokens_per_s", "tpot_mean_s", "ttft_mean_s", "queue_mean_s",
-    "prefill_mean_s", "running_mean", "kv_usage_mean",
+    "prefill_mean_s", "running_mean", "waiting_mean", "kv_usage_mean",
 )  # fmt: skip
 
 
