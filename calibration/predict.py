@@ -1,9 +1,10 @@
 """A level predicted by what was learnt from others: value and interval of each metric.
 
 The value is the simulation at the fitted point, the mean of the logarithms of its realisations, corrected by
-what the same simulation missed at the fitted levels: kriging of their log residuals over log concurrency (a model discrepancy after Kennedy and
-O'Hagan, J. R. Stat. Soc. B 63, 2001). A level that resembles its neighbours is corrected like them, a
-far one is not. The correction is shrunk: half of a residual is taken for noise.
+what the same simulation missed at the fitted levels: kriging of their log residuals over log concurrency
+(a model discrepancy after Kennedy and O'Hagan, J. R. Stat. Soc. B 63, 2001). A level that resembles its
+neighbours is corrected like them, a far one is not. The correction is shrunk: half of a residual is taken for
+noise.
 
 The interval adds up, in logarithms: realisations and parameters (an ensemble of seeds, each with a draw of
 the parameters), and the discrepancy left over, whose size per metric comes from leaving out levels of 16
