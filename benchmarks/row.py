@@ -13,15 +13,17 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from replicast.sim.config import EngineConfig
 from replicast.sim.engine import Engine
 from replicast.sim.engine.compiled import compiled_class
-from replicast.sim.engine.macro import MacroEngine
+from replicast.sim.engine.factory import make_engine
 from replicast.sim.engine.step_time import StepTime
 from replicast.sim.fleet.config import FleetConfig
 from replicast.sim.fleet.run import simulate
+from replicast.sim.kv_groups import parse_groups
 from replicast.sim.planning.summary import summarise
 from replicast.sim.workload import Session
 from replicast.traces.load import load_trace
@@ -34,6 +36,7 @@ from reference.engine import StepwiseEngine
 
 MOONCAKE = "traces/mooncake/conversation_trace.jsonl"
 SESSIONS = "traces/kv-cache-tester/sessions.canonical.jsonl.gz"
+HYBRID_BLOCK = 1056  # tokens; 10 layers of attention, 2 KV heads x 256, states in fp32
 Work = tuple[Sequence[Session], EngineConfig, FleetConfig]
 
 
@@ -49,6 +52,19 @@ def sessions(shared: Path, limit: int | None) -> Work:
     loaded = load_trace([shared / SESSIONS]).sessions[:limit]
     config = EngineConfig(num_gpu_blocks=60_001, max_num_batched_tokens=8192, max_model_len=200_000)
     return loaded, config, FleetConfig(replicas=4, sessions=40)
+
+
+def hybrid(make: Callable[[Path, int | None], Work]) -> Callable[[Path, int | None], Work]:
+    """The same work on a model that has 30 layers with states beside those of attention, in as many bytes."""
+
+    def made(shared: Path, limit: int | None) -> Work:
+        loaded, config, fleet = make(shared, limit)
+        blocks = config.num_usable_blocks * config.block_size // HYBRID_BLOCK
+        groups = parse_groups("full, 3 x mamba", HYBRID_BLOCK, config.max_model_len, align=True)
+        config = replace(config, block_size=HYBRID_BLOCK, num_gpu_blocks=blocks + 1, kv_groups=groups)
+        return loaded, config, fleet
+
+    return made
 
 
 def synthetic(prompts: int = 1, outputs: int = 1) -> Callable[[Path, int | None], Work]:
@@ -77,6 +93,8 @@ def replicas(number: int, router: str) -> Callable[[Path, int | None], Work]:
 ROWS: dict[str, Callable[[Path, int | None], Work]] = {
     "mooncake": mooncake,
     "sessions": sessions,
+    "mooncake-hybrid": hybrid(mooncake),
+    "sessions-hybrid": hybrid(sessions),
     "short": synthetic(),
     "prompts-10x": synthetic(prompts=10),
     "outputs-10x": synthetic(outputs=10),
@@ -89,10 +107,9 @@ ROWS: dict[str, Callable[[Path, int | None], Work]] = {
 
 def engine_of(name: str) -> Callable[[EngineConfig, StepTime], Engine]:
     """The engine that jumps, in Python or compiled, or the one that walks every step and block."""
-    compiled = compiled_class()
-    if name == "compiled" and compiled is None:
+    if name == "compiled" and compiled_class() is None:
         raise SystemExit("build it first: python -m replicast.sim.engine.compiled")
-    return {"pure": MacroEngine, "compiled": compiled or MacroEngine, "reference": StepwiseEngine}[name]
+    return StepwiseEngine if name == "reference" else make_engine
 
 
 def main() -> None:

@@ -23,9 +23,10 @@ from replicast.sim.engine.compiled import build
 from replicast.sim.errors import InputError
 
 HERE = Path(__file__).resolve().parent
-REAL = ("mooncake", "sessions")
-SLICE = {"mooncake": 300, "sessions": 4, "short": 1_000}  # what the reference engine can do
-QUICK = {"mooncake": 2_000, "sessions": 60}
+REAL = ("mooncake", "sessions", "mooncake-hybrid", "sessions-hybrid")
+# What the reference engine can do.
+SLICE = {"mooncake": 300, "sessions": 4, "mooncake-hybrid": 300, "sessions-hybrid": 4, "short": 1_000}
+QUICK = {"mooncake": 2_000, "sessions": 60, "mooncake-hybrid": 2_000, "sessions-hybrid": 60}
 PAIRS = 2
 COMMANDS = {
     "mooncake": [
@@ -97,7 +98,6 @@ def fast_rows(engines: list[str], names: list[str], shared: Path, quick: bool) -
 
 def ratios(found: dict[str, Any], engines: list[str], names: list[str], shared: Path, quick: bool) -> None:
     """What noise cannot move: times of one run over times of another beside it."""
-    limit = _limit("short", quick)
     print("\n| ratio | engine | found | to reach |\n|---|---|---|---|")
     pairs = [
         ("prompts 10x longer", "prompts-10x", "short", "<= 1.3"),
@@ -105,12 +105,17 @@ def ratios(found: dict[str, Any], engines: list[str], names: list[str], shared: 
         ("replicas 1 -> 64, session affinity", "replicas-64", "replicas-1", "<= 1.5"),
         ("replicas 1 -> 64, prefix aware", "prefix-aware-64", "prefix-aware-1", ""),
     ]
+    if "mooncake" in names:
+        pairs += [
+            (f"hybrid model, {name}", f"{name}-hybrid", name, "<= 2.0") for name in ("mooncake", "sessions")
+        ]
     for engine in engines:
         for what, name, base, aim in pairs:
             times: dict[str, list[float]] = {
                 side: [found[side, engine]["us_per_request"]] for side in (name, base)
             }
             for side in (name, base) * PAIRS:  # by turns, so that both meet the same neighbours
+                limit = _limit(side, quick)
                 times[side].append(row(side, engine, shared, *limit, "--repeat", "2")["us_per_request"])
             ratio = min(times[name]) / min(times[base])
             print(f"| {what}: time a request | {engine} | {ratio:.2f} | {aim} |", flush=True)

@@ -14,9 +14,18 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from engine_cases import EndlessError, draw_case, macro_free_queue, observe, stepwise_free_queue
+from engine_cases import (
+    EndlessError,
+    draw_case,
+    hybrid_free_queue,
+    macro_free_queue,
+    observe,
+    stepwise_free_queue,
+)
+from hybrid_cases import hybrid_case
 from reference.engine import StepwiseEngine
-from replicast.sim.engine.compiled import compiled_class
+from replicast.sim.engine.compiled import compiled_module
+from replicast.sim.engine.hybrid.engine import HybridEngine
 from replicast.sim.engine.macro import MacroEngine
 
 
@@ -24,7 +33,8 @@ def difference(
     seed: int, features: str, counts: Counter[str], engine: type[MacroEngine] = MacroEngine
 ) -> str | None:
     """What differs in the case of `seed`, None if nothing does."""
-    case = draw_case(seed, features)
+    is_hybrid = "hybrid" in features
+    case = hybrid_case(seed) if is_hybrid else draw_case(seed, features)
     try:
         slow = observe(StepwiseEngine(case.config, case.step_time), case, stepwise_free_queue)
     except EndlessError:
@@ -32,7 +42,7 @@ def difference(
         return None
     fast_engine = engine(case.config, case.step_time)
     try:
-        fast = observe(fast_engine, case, macro_free_queue)
+        fast = observe(fast_engine, case, hybrid_free_queue if is_hybrid else macro_free_queue)
     except Exception:
         return traceback.format_exc()
     counts["compared"] += 1
@@ -53,13 +63,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--features", default="")
+    parser.add_argument("--features", default="", help="such as: tight, plain async, hybrid")
     parser.add_argument("--keep-going", action="store_true")
     parser.add_argument("--compiled", action="store_true", help="the compiled engine")
     args = parser.parse_args()
-    engine = compiled_class() if args.compiled else MacroEngine
-    if engine is None:
-        sys.exit("build it first: make fast")
+    engine = HybridEngine if "hybrid" in args.features else MacroEngine
+    if args.compiled:
+        module = compiled_module(engine.__module__.removeprefix("replicast.sim."))
+        if module is None:
+            sys.exit("build it first: make fast")
+        engine = vars(module)[engine.__name__]
     counts: Counter[str] = Counter()
     for seed in range(args.seed, args.seed + args.cases):
         found = difference(seed, args.features, counts, engine)

@@ -47,6 +47,21 @@ MODULES = (
     "engine.conversion",
     "engine.settle",
     "engine.macro",
+    "engine.hybrid.block_hash",
+    "engine.hybrid.block_pool",
+    "engine.hybrid.groups.full",
+    "engine.hybrid.groups.window",
+    "engine.hybrid.groups.mamba",
+    "engine.hybrid.groups.lookup",
+    "engine.hybrid.kv_cache",
+    "engine.hybrid.chunks",
+    "engine.hybrid.state",
+    "engine.hybrid.scheduler",
+    "engine.hybrid.due",
+    "engine.hybrid.step_list",
+    "engine.hybrid.conversion",
+    "engine.hybrid.pool_effects",
+    "engine.hybrid.engine",
     "fleet.delays",
     "fleet.checks",
     "fleet.source",
@@ -123,8 +138,11 @@ def compiled_class() -> type[MacroEngine] | None:
 
 def request_class(engine: Engine) -> type[Request]:
     """What `engine` takes: compiled ones have a class of their own."""
-    found: type[Request] = vars(sys.modules[type(engine).__module__]).get("Request", Request)
-    return found
+    for base in type(engine).__mro__:
+        found: type[Request] | None = vars(sys.modules[base.__module__]).get("Request")
+        if found is not None:
+            return found
+    return Request
 
 
 def file_of(module: str) -> str:

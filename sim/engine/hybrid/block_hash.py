@@ -22,7 +22,7 @@ MOST_KEPT = 200_000  # hashes
 
 
 class KnownRuns:
-    """Hashes of the blocks of long runs, by (hash before, stream, offset). Forgetting them changes nothing."""
+    """Hashes of the blocks of long runs, by (hash before, stream, offset); only to save time."""
 
     __slots__ = ("_num_kept", "_runs")
 

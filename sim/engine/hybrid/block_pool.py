@@ -109,13 +109,7 @@ class BlockPool:
             else:
                 self.idle[block] = None
 
-    def publish(self, blocks: list[int], names: list[int], group: int) -> None:
-        """Let look-ups of each hash for a group find its block."""
-        for block, name in zip(blocks, names, strict=True):
-            if block != NULL_BLOCK:
-                self.publish_one(block, name, group)
-
-    def publish_one(self, block: int, name: int, group: int) -> None:
+    def publish(self, block: int, name: int, group: int) -> None:
         """Let look-ups of hash `name` for a group find `block`."""
         self.block_hash[block] = name
         self._group[block] = group

@@ -16,10 +16,10 @@ from replicast.sim.request import RequestStatus
 from replicast.sim.ticks import Tick
 
 if TYPE_CHECKING:
-    from replicast.sim.engine.hybrid.engine import HybridEngine
+    from replicast.sim.engine.hybrid.pool_effects import PoolEffects
 
 
-def leave_jumps(engine: HybridEngine, now: Tick) -> None:
+def leave_jumps(engine: PoolEffects, now: Tick) -> None:
     """Give every running request its own counts; call it at a step boundary."""
     engine.is_jumping = False
     clock = engine.clock
@@ -51,7 +51,7 @@ def leave_jumps(engine: HybridEngine, now: Tick) -> None:
     engine.last_in_flight = []
 
 
-def can_jump(engine: HybridEngine) -> bool:
+def can_jump(engine: PoolEffects) -> bool:
     """Whether the state, row by row, is one that the sums can hold."""
     if not engine.may_jump:
         return False
@@ -71,7 +71,7 @@ def can_jump(engine: HybridEngine) -> bool:
     return True
 
 
-def enter_jumps(engine: HybridEngine) -> None:
+def enter_jumps(engine: PoolEffects) -> None:
     """Sum up the running requests."""
     engine.is_jumping = True
     end = engine.in_flight[0][1] if engine.in_flight else None

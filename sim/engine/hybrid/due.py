@@ -1,9 +1,9 @@
 """In which step a decoding request next does something to the pool.
 
-A step of a decode that takes no block, fills none and leaves none behind changes one count. Its blocks know at
-which token counts that ends (`groups/full.py`): there is room for `room` tokens, the next block is full at
-`next_publish`, and nothing can be dropped before `next_drop` tokens are processed. With `c` tokens computed
-before a step, it
+A step of a decode that takes no block, fills none and leaves none behind changes one count. Its blocks
+know at which token counts that ends (`groups/full.py`): there is room for `room` tokens, the next block is
+full at `next_publish`, and nothing can be dropped before `next_drop` tokens are processed. With `c` tokens
+computed before a step, it
 
 * needs room for `c + 1` tokens;
 * publishes what `c + 1` known tokens fill, asynchronously `c`, for the last one is still to be delivered;

@@ -85,16 +85,16 @@ class KVCacheManager:
     def num_to_take(self, held: RequestBlocks, num_tokens: int) -> int:
         """Blocks that a running request lacks for `num_tokens` tokens."""
         slots, need = self._slots(num_tokens), 0
-        for unit, blocks in zip(self.units, held.units, strict=True):
+        for blocks in held.units:
             if slots > blocks.room or self._speculates:
-                need += unit.num_to_take(blocks, num_tokens, slots)
+                need += blocks.unit.num_to_take(blocks, num_tokens, slots)
         return need
 
     def most_to_take(self, held: RequestBlocks, num_tokens: int, num_steps: int) -> int:
         """The most blocks that so many steps up to `num_tokens` tokens take."""
         need = 0
-        for unit, blocks in zip(self.units, held.units, strict=True):
-            need += unit.most_to_take(blocks, num_tokens, num_steps)
+        for blocks in held.units:
+            need += blocks.unit.most_to_take(blocks, num_tokens, num_steps)
         return need
 
     def allocate_slots(
@@ -110,21 +110,23 @@ class KVCacheManager:
         slots = self._slots(total)
         need = 0
         lacks = False
-        for unit, blocks in zip(self.units, held.units, strict=True):
+        for blocks in held.units:
             if processed >= blocks.next_drop:
-                unit.drop(blocks, processed)
+                blocks.unit.drop(blocks, processed)
             if slots > blocks.room:
                 lacks = True
-                need += unit.num_to_take(blocks, total, slots)
+                need += blocks.unit.num_to_take(blocks, total, slots)
             elif self._speculates:
-                need += unit.num_to_take(blocks, total, slots)
+                need += blocks.unit.num_to_take(blocks, total, slots)
         if lacks:
             if need > self.pool.num_free:
                 return False
-            for unit, blocks in zip(self.units, held.units, strict=True):
+            for blocks in held.units:
                 if slots > blocks.room:
-                    unit.take(blocks, total, slots)
-        self.publish(held, min(total, num_tokens))
+                    blocks.unit.take(blocks, total, slots)
+        known = min(total, num_tokens)
+        if known >= held.next_publish:
+            self.publish(held, known)
         return True
 
     def admit(
@@ -159,12 +161,13 @@ class KVCacheManager:
                     reserved += unit.num_to_reserve(found, num_hit, whole)
             if max(need, reserved) + self._num_idle(hit) > spare:
                 return False
-        held.units = [unit.new_blocks() for unit in self.units]
-        for unit, blocks, found in zip(self.units, held.units, hit.found, strict=True):
+        for unit, found in zip(self.units, hit.found, strict=True):
+            blocks = unit.new_blocks()
             unit.adopt(blocks, found, num_hit)
-        for unit, blocks in zip(self.units, held.units, strict=True):
+            held.units.append(blocks)
+        for blocks in held.units:
             if slots > blocks.room:
-                unit.take(blocks, total, slots)
+                blocks.unit.take(blocks, total, slots)
         held.next_publish = num_hit if self.enable_caching else NEVER
         self.publish(held, min(total, num_tokens))
         return True
@@ -189,13 +192,13 @@ class KVCacheManager:
             return
         num_tokens -= num_tokens % self._alignment
         held.next_publish = num_tokens + self._alignment
-        for unit, blocks in zip(self.units, held.units, strict=True):
-            unit.publish(blocks, held, num_tokens)
+        for blocks in held.units:
+            blocks.unit.publish(blocks, held, num_tokens)
 
     def free(self, held: RequestBlocks) -> None:
         """Let go of all blocks of a request."""
-        for unit, blocks in zip(self.units, held.units, strict=False):
-            unit.free(blocks)
+        for blocks in held.units:
+            blocks.unit.free(blocks)
         held.units = []
 
     def _slots(self, num_tokens: int) -> int:

@@ -1,4 +1,4 @@
-"""Steps that are not alike, one by one: how long the first so many take, and which boundary an arrival meets."""
+"""Steps that are not alike: how long the first so many take, and which boundary an arrival meets."""
 
 from __future__ import annotations
 

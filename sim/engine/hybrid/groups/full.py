@@ -42,10 +42,11 @@ class GroupBlocks:
     room for `room` tokens, and nothing to drop before `next_drop` are processed.
     """
 
-    __slots__ = ("ids", "next_drop", "num_dropped", "num_published", "room")
+    __slots__ = ("ids", "next_drop", "num_dropped", "num_published", "room", "unit")
 
-    def __init__(self, num_groups: int) -> None:
-        self.ids: list[list[int]] = [[] for _ in range(num_groups)]
+    def __init__(self, unit: FullGroups) -> None:
+        self.unit = unit
+        self.ids: list[list[int]] = [[] for _ in unit.numbers]
         self.num_published = 0
         self.num_dropped = 0
         self.room = 0
@@ -104,6 +105,9 @@ class FullGroups:
         self.count = len(self.numbers)
         self.pool = pool
         self.settings = settings
+        self.is_25 = settings.is_25
+        self.speculates = settings.speculates
+        self.alignment = settings.alignment
         self.block_size = group.block_size
         self.num_drafts = group.num_speculative_blocks
         self.most_admission_tokens = NEVER
@@ -123,7 +127,7 @@ class FullGroups:
                 length = hits.index(None)
                 del names[length:], hits[length:]
             blocks.append(cast(list[int], hits))
-        per_hit = self.settings.alignment // self.block_size
+        per_hit = self.alignment // self.block_size
         length -= length % per_hit
         for run in blocks:
             del run[length:]
@@ -155,7 +159,7 @@ class FullGroups:
 
     def new_blocks(self) -> GroupBlocks:
         """Those of a request that has none yet."""
-        return GroupBlocks(self.count)
+        return GroupBlocks(self)
 
     # A request's life
 
@@ -163,7 +167,7 @@ class FullGroups:
         """Bring the two bounds up to date after a change."""
         blocks.room = (len(blocks.ids[0]) - self.num_drafts) * self.block_size
         # Rejected drafts take tokens back: then every time is looked.
-        blocks.next_drop = 0 if self.settings.speculates else self.after_drop(blocks.num_dropped)
+        blocks.next_drop = 0 if self.speculates else self.after_drop(blocks.num_dropped)
 
     def num_to_admit(self, found: Found, num_hit_tokens: int, num_tokens: int, num_slots: int) -> int:
         """New blocks that a request needs for `num_tokens` tokens (with drafts' places `num_slots`)."""
@@ -182,6 +186,8 @@ class FullGroups:
 
     def kept(self, found: Found, num_hit_tokens: int) -> Found:
         """The hits that the tokens to come look at."""
+        if not num_hit_tokens:
+            return found
         skipped = self.num_skipped(num_hit_tokens)
         if skipped <= found.start:
             return found
@@ -195,12 +201,14 @@ class FullGroups:
     def adopt(self, blocks: GroupBlocks, found: Found, num_hit_tokens: int) -> None:
         """Hold the hits of a request that is admitted."""
         kept = self.kept(found, num_hit_tokens)
-        for ids, hits in zip(blocks.ids, kept.blocks, strict=True):
-            self.pool.touch(hits)
-            ids += [NULL_BLOCK] * kept.start
-            ids += hits
-        blocks.num_dropped = kept.start
-        blocks.num_published = len(blocks.ids[0])
+        if num_hit_tokens:
+            for index in range(self.count):
+                hits, ids = kept.blocks[index], blocks.ids[index]
+                self.pool.touch(hits)
+                ids += [NULL_BLOCK] * kept.start
+                ids += hits
+            blocks.num_dropped = kept.start
+            blocks.num_published = len(blocks.ids[0])
         self._note(blocks)
 
     def num_to_take(self, blocks: GroupBlocks, num_tokens: int, num_slots: int) -> int:
@@ -228,11 +236,14 @@ class FullGroups:
         blocks.num_published = end
         if not places:
             return
-        step = self.hashes_per_block
+        step, pool = self.hashes_per_block, self.pool
         hashes = held.hashes.first(end * step)
-        names = [hashes[(place + 1) * step - 1] for place in places]
-        for group, ids in zip(self.numbers, blocks.ids, strict=True):
-            self.pool.publish([ids[place] for place in places], names, group)
+        for index in range(self.count):
+            group, ids = self.numbers[index], blocks.ids[index]
+            for place in places:
+                block = ids[place]
+                if block != NULL_BLOCK:
+                    pool.publish(block, hashes[(place + 1) * step - 1], group)
 
     def free(self, blocks: GroupBlocks) -> None:
         """Let go of all."""

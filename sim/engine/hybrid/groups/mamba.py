@@ -66,8 +66,8 @@ class StateBlocks(GroupBlocks):
 
     __slots__ = ("has_state", "last_state", "num_places", "states")
 
-    def __init__(self, num_groups: int) -> None:
-        super().__init__(num_groups)
+    def __init__(self, unit: FullGroups) -> None:
+        super().__init__(unit)
         self.states: list[State] = []
         self.num_places = 0
         self.has_state = False  # one that the request itself took
@@ -95,10 +95,10 @@ class AlignedStateGroups(StateGroups):
             self._published_this_step.clear()
 
     def new_blocks(self) -> GroupBlocks:
-        return StateBlocks(self.count)
+        return StateBlocks(self)
 
     def find(self, cached: list[dict[int, int]], hashes: list[int], num_tokens: int) -> Found:
-        step, per_hit = self.hashes_per_block, self.settings.alignment // self.block_size
+        step, per_hit = self.hashes_per_block, self.alignment // self.block_size
         first = cached[0]
         end = num_tokens // self.block_size
         for place in range(end - end % per_hit - 1, -1, -per_hit):
@@ -186,7 +186,7 @@ class AlignedStateGroups(StateGroups):
 
     def drop(self, blocks: GroupBlocks, num_processed: int) -> None:
         assert isinstance(blocks, StateBlocks)
-        if self.settings.is_25:
+        if self.is_25:
             self._drop_25(blocks, max(0, num_processed - self.num_unsure))
             return
         end, states = (num_processed - 1) // self.block_size, blocks.states
@@ -226,9 +226,9 @@ class AlignedStateGroups(StateGroups):
     def _note(self, blocks: GroupBlocks) -> None:
         assert isinstance(blocks, StateBlocks)
         blocks.room = (blocks.num_places - self.num_drafts) * self.block_size
-        if self.settings.speculates:
+        if self.speculates:
             return
-        if self.settings.is_25:
+        if self.is_25:
             blocks.next_drop = self.after_drop(blocks.num_dropped)
             if blocks.last_state >= 0:
                 blocks.next_drop = min(blocks.next_drop, self.after_drop(blocks.last_state))
@@ -247,8 +247,8 @@ class AlignedStateGroups(StateGroups):
                 name = held.hashes.first(end * self.hashes_per_block)[
                     (state.place + 1) * self.hashes_per_block - 1
                 ]
-                for group, block in zip(self.numbers, state.blocks, strict=True):
-                    self.pool.publish_one(block, name, group)
+                for index in range(self.count):
+                    self.pool.publish(state.blocks[index], name, self.numbers[index])
                 self._published_this_step.add(name)
 
     def _is_reachable(self, place: int, held: RequestBlocks) -> bool:
@@ -256,7 +256,7 @@ class AlignedStateGroups(StateGroups):
         interval = self.settings.retention_interval
         if interval is None:
             return True
-        end, alignment = (place + 1) * self.block_size, self.settings.alignment
+        end, alignment = (place + 1) * self.block_size, self.alignment
         if end in (
             (held.num_prompt_tokens - 1) // alignment * alignment,
             held.shared_prefix_boundary // alignment * alignment,

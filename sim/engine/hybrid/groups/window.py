@@ -41,7 +41,7 @@ class WindowGroups(FullGroups):
 
     def find(self, cached: list[dict[int, int]], hashes: list[int], num_tokens: int) -> Found:
         """From right to left: the first run long enough, else what run there is from the start."""
-        step, per_hit = self.hashes_per_block, self.settings.alignment // self.block_size
+        step, per_hit = self.hashes_per_block, self.alignment // self.block_size
         first, others = cached[0], cached[1:]
         run = end = 0  # places end - run … end are cached
         for place in range(num_tokens // self.block_size - 1, -1, -1):
@@ -70,7 +70,7 @@ class WindowGroups(FullGroups):
         return (num_dropped + 1) * self.block_size + self.window - 1
 
     def reachable(self, blocks: GroupBlocks, end: int, held: RequestBlocks) -> Sequence[int]:
-        interval, alignment = self.settings.retention_interval, self.settings.alignment
+        interval, alignment = self.settings.retention_interval, self.alignment
         first, needed = blocks.num_published, self.num_needed
         per_segment = (alignment if interval is None else interval) // self.block_size
         if interval is None and per_segment <= needed:
