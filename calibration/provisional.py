@@ -133,6 +133,8 @@ class Arm:
 # 288 ms at 98,304.
 AIC_PAIR_S = (0.288 - 0.113) / (8_192 * 98_304)
 
+STATES = "full, 3 x mamba"
+
 ARMS = (
     Arm(
         name="qwen3.6-35b-h200",
@@ -149,8 +151,9 @@ ARMS = (
         prefill_context=None,
         pair_s=AIC_PAIR_S,
         engine=EngineArgs(
-            kv_cache_tokens=2_800_000,
+            num_gpu_blocks=2_745,
             block_size=1056,
+            kv_groups=STATES,
             max_model_len=200_000,
             enable_prefix_caching=True,
             hybrid_model=True,
@@ -187,8 +190,9 @@ ARMS = (
         prefill_context=19_000,
         pair_s=AIC_PAIR_S * QWEN38_27B.pair_flops / QWEN36_35B.pair_flops,
         engine=EngineArgs(
-            kv_cache_tokens=2_400_000,
+            num_gpu_blocks=1_758,
             block_size=1568,
+            kv_groups=STATES,
             max_model_len=200_000,
             max_num_batched_tokens=8192,
             max_num_seqs=32,
@@ -198,7 +202,7 @@ ARMS = (
         concurrency=(1, 30),
         context_tokens=(30_000, 60_000),
         version_why="The sweeps of this model ran 0.27.1 or newer.",
-        pool_why="10.4 times the L40S pool, by the ratio of KV usage at equal load.",
+        pool_why="10.4 times the L40S pool, by the ratio of KV usage at equal load: 2,400,000 tokens.",
         computed_why=(
             "19,000 tokens computed a request: what the L40S arm computes in its prefill seconds at c = 1 "
             "with the coefficients of its task window. Same model, harness and tasks; mostly cold "
@@ -225,8 +229,9 @@ ARMS = (
         prefill_context=98_939,
         pair_s=QWEN38_27B.pair_flops / (0.6 * L40S.bf16_flops),
         engine=EngineArgs(
-            kv_cache_tokens=228_010,
+            num_gpu_blocks=167,
             block_size=1568,
+            kv_groups=STATES,
             max_model_len=200_000,
             max_num_batched_tokens=8192,
             max_num_seqs=32,
@@ -236,7 +241,7 @@ ARMS = (
         concurrency=(1, 20),
         context_tokens=(30_000, 99_000),
         version_why="The sweeps of this model ran 0.27.1 or newer.",
-        pool_why="Boot log at KV FP8.",
+        pool_why="Boot log at KV FP8: 228,010 tokens at 65,536, which are 167 blocks.",
         computed_why=(
             "tasks.csv, qwen3.8-27b, pi, ssrf-hardening, g6e.4xlarge, 148 serial requests: 1.649 s of "
             "prefill for 3,556 computed tokens of 98,939. The c = 1 level's 5.7965 s then mean "
@@ -307,7 +312,6 @@ def provisional(arm: Arm) -> tuple[Profile, dict[str, str]]:
         notes=(
             "Provisional: not fitted, no intervals. Expect tens of percent on time to first token.",
             "The prefill rate rests on an assumed number of computed tokens a request.",
-            "The model is hybrid; its KV groups are taken as one group of full attention.",
         ),
     )
     comments = {
@@ -319,7 +323,7 @@ def provisional(arm: Arm) -> tuple[Profile, dict[str, str]]:
         "vllm_version": arm.version_why,
         "price_usd_per_hour": "us-east-1 on demand, 2026-09-01, this GPU's share of the instance.",
         "engine": arm.engine_why,
-        "engine.kv_cache_tokens": arm.pool_why,
+        "engine.num_gpu_blocks": arm.pool_why,
         "engine.block_size": "vLLM raises it for hybrid models until a block holds one layer's state.",
         "step_time": "Seconds. A step takes the larger of the memory and the compute side.",
         "step_time.memory_fixed_s": (
