@@ -85,7 +85,7 @@ LIMITS = """## What is out of reach, and why
   it.
 - **From one GPU to another.** Physics alone scales a fit no better than its priors: 20 to 115 % in output
   rate. From one arm of a server to another (other seats) the fit carries over: about 10 %. The ceiling of
-  running requests there, 87, is predicted 14 % too high: pages of the hybrid model waste some of the pool.
+  running requests there follows where first prompts are as long as the KV gauge says.
 - **KV peak above .95.** Sessions evict each other, and who loses what depends on the order of arrival.
   Eviction is simulated, and errors are about twice those of free levels.
 """
