@@ -248,7 +248,7 @@ class FullGroups:
     def free(self, blocks: GroupBlocks) -> None:
         """Let go of all."""
         for ids in blocks.ids:
-            self.pool.free(ids)
+            self.pool.free(ids[blocks.num_dropped :] if blocks.num_dropped else ids)
 
     def new_step_starts(self) -> None:
         """A schedule() call begins."""

@@ -75,20 +75,16 @@ class WindowGroups(FullGroups):
         per_segment = (alignment if interval is None else interval) // self.block_size
         if interval is None and per_segment <= needed:
             return range(first, end)
-        ends: tuple[int, ...] = ()
+        wanted: set[int] = set()
         if interval is not None:
-            boundaries = (held.num_prompt_tokens - 1, held.shared_prefix_boundary)
-            ends = tuple(tokens // alignment * alignment // self.block_size for tokens in boundaries)
-        places: list[int] = []
-        for place in range(first, end):
-            if per_segment and place % per_segment >= per_segment - needed:
-                places.append(place)
-                continue
-            for last in ends:
-                if last - needed <= place < last:
-                    places.append(place)
-                    break
-        return places
+            for tokens in (held.num_prompt_tokens - 1, held.shared_prefix_boundary):
+                stop = tokens // alignment * alignment // self.block_size
+                wanted.update(range(max(first, stop - needed), min(end, stop)))
+        if per_segment:
+            for start in range(first // per_segment * per_segment, end, per_segment):
+                stop = start + per_segment
+                wanted.update(range(max(first, start, stop - needed), min(end, stop)))
+        return sorted(wanted)
 
 
 def _in_all(tables: list[dict[int, int]], block_hash: int) -> bool:
