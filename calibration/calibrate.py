@@ -53,6 +53,7 @@ UNITS = {
     "memory_per_kv_token_s": "s, a context token read",
     "memory_per_seq_s": "s, a further sequence",
     "compute_per_token_s": "s, a prefilled token",
+    "compute_per_pair_s": "s, such a token and one of its context",
     "computed_tokens": "tokens a request computes",
     "computed_slope": "its exponent in sessions",
     "first_tokens": "tokens of a first prompt",
@@ -116,7 +117,13 @@ class Calibration:
         for it in self._intervals():
             span = f"{it.low:.3g} to {it.high:.3g}"
             lines.append(f" {it.name:22} {it.value:9.3g}  {span:22} {it.status:24} {UNITS.get(it.name, '')}")
-        lines.append(" From physics: compute_fixed_s, compute_per_pair_s.")
+        profiled = [it.name for it in self._intervals() if it.method != "covariance"]
+        lines.append(
+            f" Intervals from the covariance; by profile likelihood: {', '.join(profiled) or 'none'}."
+        )
+        fitted = {it.name for it in self._intervals()}
+        physics = [name for name in ("compute_fixed_s", "compute_per_pair_s") if name not in fitted]
+        lines.append(f" From physics: {', '.join(physics)}.")
         for pair in self.uncertainty.pairs:
             lines.append(
                 f"Cannot be told apart: {pair.first}, {pair.second} ({pair.correlation:+.2f}); {pair.advice}."
@@ -250,7 +257,8 @@ def profile_of(
     )
     tables: dict[str, dict[str, Any]] = {
         "intervals": {
-            it.name: {"value": _g(it.value), "low": _g(it.low), "high": _g(it.high), "status": it.status}
+            it.name: {"value": _g(it.value), "low": _g(it.low), "high": _g(it.high)}
+            | {"status": it.status, "method": it.method}
             for it in (*known.intervals, *known.combined)
         },
         **tables_of(stored, latents),

@@ -2,16 +2,19 @@
 
 Stage 1 (`model.parameters`): operational laws give starting values. Stage 2, here: every level is
 simulated as it was run, and `scipy.optimize.least_squares` moves the parameters until logarithms of
-means and rates agree with the measured ones, weighted by how much one realisation of a level varies,
-with a robust loss. Draws are common to all trials, so that differences are those of the parameters.
-Lengths are matched between rounds. Weak priors of physics and of the load are residuals like the
-others.
+means and rates agree with the measured ones, weighted by how much they may differ (`noise`), with a robust
+loss. Draws are common to all trials, so that differences are those of the parameters. Lengths are
+matched, chance and discrepancy estimated between rounds. Weak priors of physics and of the load are
+residuals like the others.
+
+The slopes that uncertainty rests on are taken across each parameter's own uncertainty: requests are whole,
+and across a small step their reshuffling would pass for information.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,11 +24,19 @@ from replicast.calibration.model import (
     LevelModel,
     Parameter,
     front_end_of,
-    measured,
     parameters,
     point_at,
     transformed,
     typical,
+)
+from replicast.calibration.noise import (
+    FLOOR,
+    METRICS,
+    Noise,
+    discrepancy_size,
+    realisation_noise,
+    residual_sds,
+    surplus,
 )
 from replicast.calibration.server import ServerFacts
 from replicast.calibration.sweep import SweepLevel
@@ -33,21 +44,16 @@ from replicast.sim.engine.factory import make_engine
 
 Floats = NDArray[np.float64]
 
-# Model discrepancy of a metric's logarithm: what the model cannot say, beside the realisation.
-FLOOR = {
-    "tpot_mean_s": 0.10,
-    "ttft_mean_s": 0.20,
-    "queue_mean_s": 0.40,
-    "prefill_mean_s": 0.15,
-    "prompt_tokens_per_s": 0.15,
-    "output_tokens_per_s": 0.15,
-    "running_mean": 0.05,
-    "kv_usage_mean": 0.07,
-}
 SEEDS = (1, 2)
-SD_SEEDS = (1, 2, 3, 4, 5)
-STEP = 0.06  # of a logarithm: wide, because requests are whole
-ROUNDS = ((2, 7), (1, 6))  # per round: matches of lengths before it, evaluations of the Jacobian in it
+STEP = 0.25  # of a logarithm: wide, because requests are whole
+NARROWEST, WIDEST = 0.06, 0.8  # of the slopes that uncertainty rests on
+LONGEST = 1.0  # of a last step
+LAST_STEPS = 3
+LEAST_GAIN = 0.05  # of chi-square
+NOTHING_SEEN = 3.0  # residual of a metric that the simulation does not show
+ROUNDS = 2
+MATCHES = 2  # of lengths, whenever parameters have moved
+FIRST_EVALUATIONS = 6  # of the Jacobian
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +64,35 @@ class Fitted:
     x: Floats
     jacobian: Floats  # of weighted residuals, robust weights applied
     residuals: Floats
-    names: tuple[tuple[int, str], ...]  # (level, metric) of each data residual
-    sds: tuple[float, ...]  # what each was divided by
-    models: tuple[LevelModel, ...]
-    seeds: tuple[int, ...]
-    evaluations: int
+    curvature: Floats  # by parameter: how far from straight the residuals are across its uncertainty
+    noise: Noise
+    discrepancy: float  # in units of `noise.FLOOR`
+    problem: Problem
+
+    @property
+    def names(self) -> tuple[tuple[int, str], ...]:
+        """(level, metric) of each data residual."""
+        return self.problem.names
+
+    @property
+    def sds(self) -> Floats:
+        """What each data residual was divided by."""
+        return self.problem.sds
+
+    @property
+    def models(self) -> tuple[LevelModel, ...]:
+        """The levels, lengths matched."""
+        return self.problem.models
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """Of the realisations that each level is simulated in."""
+        return self.problem.seeds
+
+    @property
+    def evaluations(self) -> int:
+        """Level simulations so far."""
+        return self.problem.evaluations
 
 
 def centre_of(levels: Sequence[SweepLevel]) -> float:
@@ -77,79 +107,123 @@ def fit(
     engines: MakeEngine = make_engine,
     seeds: Sequence[int] = SEEDS,
     start: Floats | None = None,
-    rounds: Sequence[tuple[int, int]] = ROUNDS,
     progress: Callable[[str], None] | None = None,
 ) -> Fitted:
     """The parameters that explain these levels best."""
     from scipy.optimize import least_squares
 
-    params = parameters(levels, facts)
+    params = tuple(parameters(levels, facts))
     centre = centre_of(levels)
     front_end = front_end_of(levels, facts)
-    models = [LevelModel(level, facts, centre, engines, front_end=front_end) for level in levels]
-    low, high = (np.array([getattr(p, side) for p in params]) for side in ("low", "high"))
+    models = tuple(LevelModel(level, facts, centre, engines, front_end=front_end) for level in levels)
+    problem = Problem(params, models, tuple(seeds))
     x = np.array([p.start for p in params]) if start is None else start
-    x = np.clip(x, low + 1e-6, high - 1e-6)
-    problem: _Problem | None = None
-    for matches, evaluations in rounds:
-        for _ in range(matches):
-            for model in models:
-                model.match(point_at(params, x), seeds)
-        if problem is None:
-            sds = realisation_sd(models, params, x, SD_SEEDS)
-            problem = _Problem(params, models, tuple(seeds), sds)
-        problem.forget()
-        found = least_squares(
-            problem.residuals, x, problem.secant, bounds=(low, high), loss="soft_l1", x_scale=0.3,
-            max_nfev=evaluations, xtol=3e-3, ftol=3e-3, gtol=1e-3,
-        )  # fmt: skip
-        x = found.x
+    x = np.clip(x, problem.low + 1e-6, problem.high - 1e-6)
+
+    def say(cost: float) -> None:
         if progress is not None:
-            progress(f"cost {found.cost:.2f} after {problem.evaluations} level simulations")
-    assert problem is not None
-    residuals = problem.residuals(x)
-    jacobian = problem.jacobian(x)
-    robust = (1 + residuals**2) ** -0.25
-    return Fitted(
-        tuple(params), x, jacobian * robust[:, None], residuals, problem.names, problem.sds, tuple(models),
-        tuple(seeds), problem.evaluations,
+            progress(f"cost {cost:.2f} after {problem.evaluations} level simulations")
+
+    problem.match(x, MATCHES)
+    problem.weigh(realisation_noise(models, point_at(params, x)), 1.0)
+    found = least_squares(
+        problem.residuals, x, problem.secant, bounds=(problem.low, problem.high), loss="soft_l1", x_scale=0.3,
+        max_nfev=FIRST_EVALUATIONS, xtol=3e-3, ftol=3e-3, gtol=1e-3,
     )  # fmt: skip
+    x, widths = found.x, np.full(len(params), STEP)
+    say(found.cost)
+    for _ in range(ROUNDS):
+        problem.match(x, MATCHES)
+        problem.weigh(realisation_noise(models, point_at(params, x)), 1.0)
+        # A model that explains less than usual is no reason to believe the priors more.
+        problem.weigh(problem.noise, min(problem.discrepancy(x), 1.0))
+        slopes, curvature = problem.slopes(x, widths)
+        x = problem.last_steps(x, slopes)
+        problem.match(x, MATCHES)
+        x = problem.last_steps(x, slopes)
+        residuals = problem.residuals(x)
+        jacobian = slopes * robust(residuals)[:, None]
+        widths = np.clip(np.sqrt(np.diag(np.linalg.pinv(jacobian.T @ jacobian))), NARROWEST, WIDEST)
+        say(chi_square(residuals) / 2)
+    return Fitted(
+        params,
+        x,
+        jacobian,
+        residuals,
+        curvature,
+        problem.noise,
+        problem.discrepancy(x),
+        problem,
+    )
 
 
-class _Problem:
+def robust(residuals: Floats) -> Floats:
+    """Roots of the weights that the soft-L1 loss gives to residuals."""
+    return np.asarray((1 + residuals**2) ** -0.25)
+
+
+def chi_square(residuals: Floats) -> float:
+    """Twice the cost: a sum of squares where residuals are small."""
+    return float(2 * (np.sqrt(1 + residuals**2) - 1).sum())
+
+
+class Problem:
     """Residuals: (log simulated - log measured) / sd for each level and metric, then the priors."""
 
     def __init__(
-        self,
-        params: Sequence[Parameter],
-        models: Sequence[LevelModel],
-        seeds: tuple[int, ...],
-        realisation: Sequence[Mapping[str, float]],
+        self, params: Sequence[Parameter], models: Sequence[LevelModel], seeds: tuple[int, ...]
     ) -> None:
-        self._params = params
-        self._models = models
-        self._seeds = seeds
-        self._targets: list[dict[str, tuple[float, float]]] = []
-        names = []
-        for index, model in enumerate(models):
-            targets = targets_of(model, realisation[index])
-            self._targets.append(targets)
-            names += [(index, name) for name in targets]
-        self.names = tuple(names)
-        self.sds = tuple(sd for targets in self._targets for _, sd in targets.values())
+        self.params = tuple(params)
+        self.models = tuple(models)
+        self.seeds = seeds
+        targets = [_targets(model) for model in models]
+        self.names = tuple((index, name) for index, level in enumerate(targets) for name in level)
+        self._measured = np.array([value for level in targets for value in level.values()])
+        self.low, self.high = (np.array([getattr(p, side) for p in params]) for side in ("low", "high"))
+        self.noise = Noise.unknown(len(models))
+        self.sds = np.ones(len(self.names))
         self.evaluations = 0
         self._last: tuple[Floats, Floats, Floats] | None = None
 
+    def match(self, x: Floats, times: int = 1) -> None:
+        """Lengths at `x` as measured."""
+        for _ in range(times):
+            for model in self.models:
+                model.match(point_at(self.params, x), self.seeds)
+
+    def weigh(self, noise: Noise, size: float) -> None:
+        """From now on residuals are divided by what `noise` and a discrepancy of `size` let them be."""
+        self.noise = noise
+        self.sds = residual_sds(noise, self.names, size, len(self.seeds))
+
+    def discrepancy(self, x: Floats) -> float:
+        """Its size, from the residuals at `x`."""
+        return discrepancy_size(self.raw(x), self.noise, self.names, len(self.params), len(self.seeds))
+
+    def raw(self, x: Floats) -> Floats:
+        """Simulated minus measured, lengths being equal; NaN where no realisation shows a metric."""
+        point = point_at(self.params, x)
+        out = []
+        for index, model in enumerate(self.models):
+            runs = model.simulate(point, self.seeds)
+            self.evaluations += len(runs)
+            by_length = np.mean([surplus(run, model) for run in runs], axis=0) @ self.noise.by_length
+            out += [
+                typical(runs, name) - by_length[METRICS.index(name)] for at, name in self.names if at == index
+            ]
+        return np.asarray(np.array(out) - self._measured)
+
     def residuals(self, x: Floats) -> Floats:
         """All residuals at `x`."""
-        rows = [self._level(index, x) for index in range(len(self._models))]
-        return np.concatenate([*rows, self._prior(x)])
+        data = self.raw(x) / self.sds
+        prior = [(value - p.prior) / p.spread for value, p in zip(x, self.params, strict=True)]
+        return np.concatenate([np.where(np.isnan(data), NOTHING_SEEN, data), prior])
 
     def jacobian(self, x: Floats) -> Floats:
         """Forward differences with a wide step."""
         base = self.residuals(x)
         columns = []
-        for i, p in enumerate(self._params):
+        for i, p in enumerate(self.params):
             step = STEP if x[i] + STEP < p.high else -STEP
             moved = x.copy()
             moved[i] += step
@@ -169,50 +243,50 @@ class _Problem:
         self._last = (x.copy(), residuals, jacobian)
         return jacobian
 
-    def forget(self) -> None:
-        """Lengths have changed: residuals and their slopes are others now."""
-        if self._last is not None:
-            x, _, jacobian = self._last
-            self._last = (x, self.residuals(x), jacobian)
+    def slopes(self, x: Floats, widths: Floats) -> tuple[Floats, Floats]:
+        """Central differences across `widths`, and by parameter how bent residuals are there.
 
-    def _level(self, index: int, x: Floats) -> Floats:
-        runs = self._models[index].simulate(point_at(self._params, x), self._seeds)
-        self.evaluations += len(runs)
-        out = []
-        for name, (target, sd) in self._targets[index].items():
-            value = typical(runs, name)
-            out.append((value - target) / sd if value == value else 3.0)
-        return np.array(out)
+        Requests that change places move residuals at random. Of three points with independent noise the
+        second difference holds three times as much of it (squared) as the first: that is taken off a slope.
+        """
+        base, data = self.residuals(x), len(self.names)
+        columns, curvature = [], []
+        for i, width in enumerate(widths.tolist()):
+            up, down = x.copy(), x.copy()
+            up[i], down[i] = min(x[i] + width, self.high[i]), max(x[i] - width, self.low[i])
+            above, below = self.residuals(up), self.residuals(down)
+            slope = (above - below) / (up[i] - down[i])
+            bend = above - base - slope * (up[i] - x[i])
+            first, second = (float(np.linalg.norm(part[:data])) for part in (above - below, 2 * bend))
+            curvature.append(second / max(first, 1e-9))
+            slope[:data] *= math.sqrt(max(1 - curvature[-1] ** 2 / 3, 0.0))
+            columns.append(slope)
+        return np.stack(columns, axis=1), np.array(curvature)
 
-    def _prior(self, x: Floats) -> Floats:
-        return np.array([(value - p.prior) / p.spread for value, p in zip(x, self._params, strict=True)])
+    def last_steps(self, x: Floats, slopes: Floats) -> Floats:
+        """Gauss-Newton steps with given slopes, as long as they help."""
+        residuals, share = self.residuals(x), 1.0
+        for _ in range(LAST_STEPS):
+            weights = robust(residuals)
+            step = -np.linalg.lstsq(slopes * weights[:, None], residuals * weights, rcond=1e-9)[0]
+            there = np.clip(x + share * np.clip(step, -LONGEST, LONGEST), self.low, self.high)
+            found = self.residuals(there)
+            gain = chi_square(residuals) - chi_square(found)
+            if gain > 0:
+                x, residuals = there, found
+                if gain < LEAST_GAIN:
+                    break
+            else:
+                share /= 2
+        return x
 
 
-def realisation_sd(
-    models: Sequence[LevelModel], params: Sequence[Parameter], x: Floats, seeds: Sequence[int]
-) -> list[dict[str, float]]:
-    """How much each metric's residual varies from one realisation of a level to the next.
-
-    Few seeds tell little of a level, so half is what all levels say together: sd x sqrt(requests) is alike.
-    """
-    tables = []
-    for model in models:
-        runs = model.simulate(point_at(params, x), seeds)
-        rows = [[transformed(name, getattr(run, name)) for name in FLOOR] for run in runs]
-        tables.append(np.nanstd(np.array(rows), axis=0, ddof=1))
-    own = np.nan_to_num(np.array(tables), nan=0.5)
-    root = np.sqrt([max(model.lengths.requests, 1.0) for model in models])[:, None]
-    pooled = np.sqrt(np.mean((own * root) ** 2, axis=0)) / root
-    both = np.minimum(np.sqrt((own**2 + pooled**2) / 2), 1.5)
-    return [dict(zip(FLOOR, row.tolist(), strict=True)) for row in both]
-
-
-def targets_of(model: LevelModel, realisation: Mapping[str, float]) -> dict[str, tuple[float, float]]:
-    """(transformed measured value, sd) of each metric of a level that says something."""
-    out: dict[str, tuple[float, float]] = {}
-    for name, floor in FLOOR.items():
-        value = measured(model.level)[name]
-        if value is None or value <= 0 or (name == "queue_mean_s" and value < 0.05):
-            continue
-        out[name] = (transformed(name, value), math.hypot(floor, realisation[name]))
-    return out
+def _targets(model: LevelModel) -> dict[str, float]:
+    """Transformed measured value of each metric of a level that says something."""
+    return {
+        name: transformed(name, value)
+        for name in FLOOR
+        if (value := model.measured[name]) is not None
+        and value > 0
+        and not (name == "queue_mean_s" and value < 0.05)
+    }

@@ -8,6 +8,9 @@ fitted as logarithms, inside the bounds of physics and with weak priors from it.
     memory_per_kv_token_s a context token read: attention of decodes
     memory_per_seq_s      a further sequence: experts, state, sampling
     compute_per_token_s   a prefilled token
+    compute_per_pair_s    a prefilled token meets one of its context: attention; hardly told from the above,
+                          and fitted so that its uncertainty is in the above's. Where computed tokens are not
+                          counted, they have that part, and this is physics'
     computed_tokens       computed by a request after a session's first, at the geometric mean of the levels
     computed_slope        its exponent in concurrency: levels cut at the deadline see earlier turns when slow
     first_tokens          of a session's own in its first prompt
@@ -15,8 +18,8 @@ fitted as logarithms, inside the bounds of physics and with weak priors from it.
                           only together with it
     pool_scale            of a KV pool that is not given, against what memory leaves
 
-Attention of prefill and the start-up of a prefill step are taken from physics: sweeps do not tell them
-from the rest (docs/calibration.md).
+The start-up of a prefill step is taken from physics: sweeps do not tell it from the rest
+(docs/calibration.md).
 """
 
 from __future__ import annotations
@@ -43,7 +46,13 @@ from replicast.sim.fleet.config import FrontEnd
 
 Floats = NDArray[np.float64]
 
-ENGINE = ("memory_fixed_s", "memory_per_kv_token_s", "memory_per_seq_s", "compute_per_token_s")
+ENGINE = (
+    "memory_fixed_s",
+    "memory_per_kv_token_s",
+    "memory_per_seq_s",
+    "compute_per_token_s",
+    "compute_per_pair_s",
+)
 FEW_SESSIONS = 2  # no contention to speak of
 QUEUE_OFFSET_S = 0.3  # below the first bucket edge a queue time says nothing
 
@@ -63,7 +72,11 @@ def parameters(levels: Sequence[SweepLevel], facts: ServerFacts) -> list[Paramet
     """What is to be fitted for these levels, with starting values by operational laws."""
     found: list[Parameter] = []
     starts = _starts(levels, facts)
+    seen = [lengths_of(level, facts) for level in levels]
+    counted = all(lengths.computed is not None for lengths in seen)
     for name in ENGINE:
+        if name == "compute_per_pair_s" and not counted:
+            continue
         prior = facts.priors[name]
         low = max(prior.low, 1e-9)
         high = 30 * max(prior.value, starts[name])
@@ -78,8 +91,6 @@ def parameters(levels: Sequence[SweepLevel], facts: ServerFacts) -> list[Paramet
                 math.log(high),
             )
         )
-    seen = [lengths_of(level, facts) for level in levels]
-    counted = all(lengths.computed is not None for lengths in seen)
     if not counted:
         guess = starts["computed_tokens"]
         found.append(
@@ -197,13 +208,14 @@ class LevelModel:
         self.front_end = front_end
         self.prompt_factor = 1.0
         self.output_factor = 1.0
-        self._known: dict[tuple[object, float, float, int], Observed] = {}
+        self.computed_factor = 1.0
+        self._known: dict[tuple[object, float, float, float, int], Observed] = {}
 
     def simulate(self, point: Point, seeds: Sequence[int]) -> list[Observed]:
         """The level at `point`, once a seed."""
         out = []
         for seed in seeds:
-            key = (point.key, self.prompt_factor, self.output_factor, seed)
+            key = (point.key, self.prompt_factor, self.output_factor, self.computed_factor, seed)
             if key not in self._known:
                 self._known[key] = self._run(point, seed)
             out.append(self._known[key])
@@ -237,9 +249,11 @@ class LevelModel:
         return load_of(
             self.level,
             asked,
-            computed_tokens=computed,
-            # Contexts that fall short of the gauge's were long from the first prompt on.
-            first_tokens=point.get("first_tokens", FIRST_TOKENS) * max(self.prompt_factor, 1.0),
+            computed_tokens=computed * self.computed_factor,
+            # Even growth from nothing makes a mean of half the level; contexts that still fall short of the
+            # gauge's were long from the first prompt on.
+            first_tokens=point.get("first_tokens", FIRST_TOKENS)
+            * (max(self.prompt_factor / 2, 1.0) if self.lengths.source == "kv" else 1.0),
             shared_tokens=point.get("shared_tokens", SHARED_TOKENS),
         )
 
@@ -257,6 +271,10 @@ class LevelModel:
             pool = self.facts.pool_tokens * point.get("pool_scale", 1.0)
             missing = pool * (wanted.held_share - seen.kv_usage_mean / max(seen.running_mean, 1e-9))
             gap = 1 + missing / seen.prompt_per_request
+        if wanted.computed is not None:
+            # First prompts compute more than later ones, and what was evicted is computed again.
+            more = min(max(wanted.computed / max(seen.computed_per_request, 1.0), 0.5), 2.0)
+            self.computed_factor = min(max(self.computed_factor * more, 0.02), 4.0)
         gap = min(max(gap, 0.6), 1.6)
         self.prompt_factor = min(max(self.prompt_factor * gap, 0.2), 4.0)
         # Outputs per prompt token; a longer prompt must carry more of them.

@@ -1,13 +1,23 @@
 """Servers with known truth: are their coefficients found again, and do intervals hold them?
 
-A random server (coefficients drawn around physics), a random load, a sweep simulated level by level and
-counted as a collector counts. `calibrate` sees the counters alone. What is asked: how often the 95 % interval
-of each fitted coefficient holds the truth, and how far the value is off.
+    python -m replicast.calibration.recovery [FIRST [COUNT]] [--out FILE]
+
+A random server: coefficients drawn from the priors of physics, above the hardware's bounds; a random load; a
+sweep simulated level by level and written as a collector's database. `calibrate` sees the database alone.
+What is asked: how often the 95 % interval of each parameter holds the truth (drawn from the prior, it should
+in 95 of 100: Talts et al., arXiv 1804.06788), how wide it is, and how far the value is off.
+
+FILE gets a line a server; servers that it holds are not run again.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
 import math
+import tempfile
+import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -17,8 +27,7 @@ from replicast.calibration.calibrate import calibrate
 from replicast.calibration.counters import collected_sweep
 from replicast.calibration.generate import write_collector_db
 from replicast.calibration.harness import MakeEngine, ServerModel, simulated_level
-from replicast.calibration.model import ENGINE
-from replicast.calibration.physics import FRONT_END
+from replicast.calibration.physics import FRONT_END, Prior
 from replicast.calibration.profile import StepSeconds
 from replicast.calibration.server import server_facts
 from replicast.calibration.sweep import Given, Sweep
@@ -28,22 +37,34 @@ from replicast.sim.engine.step_time import StepTime
 
 MODELS = ("qwen3-coder-30b", "minicpm5-2b", "devstral-2-123b", "llama-3.1-8b", "llama-3.1-70b")
 HARDWARE = {"minicpm5-2b": ("L40S", 1), "devstral-2-123b": ("H200", 4), "llama-3.1-70b": ("H200", 2)}
+SCRAPE_S = 2.0
 _TRUTH = 29  # random stream
 
 
 class Recovered(NamedTuple):
-    """One coefficient of one server."""
+    """One parameter of one server."""
 
     name: str
     truth: float
     value: float
     low: float
     high: float
+    method: str
 
     @property
     def inside(self) -> bool:
         """Whether the interval holds the truth."""
         return self.low <= self.truth <= self.high
+
+    @property
+    def width(self) -> float:
+        """Upper end over lower end."""
+        return self.high / self.low
+
+    @property
+    def off(self) -> float:
+        """Value over truth, less 1."""
+        return self.value / self.truth - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +76,14 @@ class Bed:
     loads: tuple[LevelLoad, ...]
     server: ServerModel
 
+    @property
+    def truth(self) -> dict[str, float]:
+        """What a calibration is to find, by name."""
+        return self.steps._asdict() | {"first_tokens": self.loads[0].first_tokens}
+
 
 def random_bed(
-    seed: int, concurrencies: tuple[int, ...] = (1, 2, 5, 7, 10, 15, 20), load_s: float = 600.0,
+    seed: int, concurrencies: tuple[int, ...] = (1, 2, 5, 10, 20), load_s: float = 300.0,
     engines: MakeEngine = make_engine,
 ) -> Bed:  # fmt: skip
     """Server number `seed`."""
@@ -69,11 +95,7 @@ def random_bed(
         max_num_batched_tokens=int(rng.choice([2048, 8192])), kv_pool_tokens=900_000,
     )  # fmt: skip
     facts = server_facts(Sweep("bed", "bed", (), model=name, given=given))
-    values = {}
-    for key, prior in facts.priors.items():
-        drawn = prior.value * math.exp(0.35 * float(rng.standard_normal()))
-        values[key] = max(drawn, 1.05 * prior.low) if key in ENGINE else prior.value
-    steps = StepSeconds(**values)
+    steps = StepSeconds(**{key: _drawn(prior, rng) for key, prior in facts.priors.items()})
     prompt, output = rng.uniform(25_000, 70_000), rng.uniform(150, 900)
     computed, first = rng.uniform(1_500, 12_000), rng.uniform(6_000, 14_000)
     a_request = 0.5 + computed * steps.compute_per_token_s + output * steps.memory_fixed_s
@@ -85,8 +107,16 @@ def random_bed(
         )
         for c in concurrencies
     )  # fmt: skip
-    server = ServerModel(facts.config, StepTime.from_seconds(**values), FRONT_END, engines)
+    server = ServerModel(facts.config, StepTime.from_seconds(**steps._asdict()), FRONT_END, engines)
     return Bed(given, steps, loads, server)
+
+
+def _drawn(prior: Prior, rng: np.random.Generator) -> float:
+    """From the prior, above the hardware's bound."""
+    while True:
+        value = prior.value * math.exp(prior.spread * float(rng.standard_normal()))
+        if value > prior.low:
+            return value
 
 
 def simulated_sweep(bed: Bed, seed: int) -> Sweep:
@@ -95,7 +125,7 @@ def simulated_sweep(bed: Bed, seed: int) -> Sweep:
     return Sweep("bed", "bed", levels, model=bed.given.model, given=bed.given)
 
 
-def write_database(bed: Bed, seed: int, path: Path, interval_s: float = 1.0) -> None:
+def write_database(bed: Bed, seed: int, path: Path, interval_s: float = SCRAPE_S) -> None:
     """The same sweep as the collector's database."""
     sessions = collected_sweep(bed.loads, bed.server, 1000 + seed, interval_s=interval_s)
     write_collector_db(path, sessions, model=str(bed.given.model), max_model_len=131_072)
@@ -104,28 +134,77 @@ def write_database(bed: Bed, seed: int, path: Path, interval_s: float = 1.0) -> 
 def recover(bed: Bed, sweep: Sweep, engines: MakeEngine = make_engine) -> list[Recovered]:
     """What a calibration makes of the sweep, against the truth."""
     found = calibrate(sweep, given=bed.given, loo=False, force=True, engines=engines)
-    truth = bed.steps._asdict()
     return [
-        Recovered(it.name, truth[it.name], it.value, it.low, it.high)
+        Recovered(it.name, bed.truth[it.name], it.value, it.low, it.high, it.method)
         for it in found.uncertainty.intervals
-        if it.name in truth
+        if it.name in bed.truth
     ]
 
 
-def main(first: int, count: int) -> None:
-    """Print how servers `first` … `first + count` fared."""
-    rows: list[Recovered] = []
-    for seed in range(first, first + count):
-        bed = random_bed(seed)
-        rows += recover(bed, simulated_sweep(bed, seed))
-        for name in ENGINE:
-            part = [row for row in rows if row.name == name]
-            inside = sum(row.inside for row in part)
-            off = float(np.median([abs(math.log(row.value / row.truth)) for row in part]))
-            print(f"{len(part):4d} {name:24} inside {inside}, median off {off:.0%}", flush=True)
+def recover_server(seed: int) -> list[Recovered]:
+    """Server number `seed`, by way of its database."""
+    from replicast.calibration.readers.duckdb_collector import read_duckdb
+
+    bed = random_bed(seed)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "throughput-metrics.duckdb"
+        write_database(bed, seed, path)
+        return recover(bed, read_duckdb(path))
+
+
+def known_servers(path: Path | None) -> dict[int, list[Recovered]]:
+    """Servers that `path` holds; a line cut short is none."""
+    found: dict[int, list[Recovered]] = {}
+    for line in path.read_text().splitlines() if path and path.exists() else ():
+        try:
+            row = json.loads(line)
+        except json.JSONDecodeError:
+            continue
+        found[row["server"]] = [Recovered(**item) for item in row["parameters"]]
+    return found
+
+
+def table(servers: Sequence[Sequence[Recovered]]) -> list[str]:
+    """Markdown: a line a parameter."""
+    lines = [
+        "| parameter | the interval holds the truth | upper over lower end, median | value off, median "
+        "| by profile likelihood |",
+        "|---|---|---|---|---|",
+    ]
+    rows = [row for server in servers for row in server]
+    for name in dict.fromkeys(row.name for row in rows):
+        part = [row for row in rows if row.name == name]
+        width = float(np.median([row.width for row in part]))
+        off = float(np.median([abs(row.off) for row in part]))
+        profiled = sum(row.method != "covariance" for row in part)
+        inside = sum(row.inside for row in part)
+        lines.append(f"| `{name}` | {inside} of {len(part)} | {width:.2f} | {off:.0%} | {profiled} |")
+    return lines
+
+
+def main() -> None:
+    """Recover servers and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("first", type=int, nargs="?", default=0)
+    parser.add_argument("count", type=int, nargs="?", default=10)
+    parser.add_argument("--out", type=Path, help="a line a server; what it holds is not run again")
+    options = parser.parse_args()
+    known = known_servers(options.out)
+    wanted = range(options.first, options.first + options.count)
+    for seed in wanted:
+        if seed in known:
+            continue
+        began = time.process_time()
+        known[seed] = recover_server(seed)
+        seconds = time.process_time() - began
+        missed = ", ".join(f"{row.name} {row.off:+.0%}" for row in known[seed] if not row.inside)
+        print(f"server {seed}: {seconds:.0f} s, missed: {missed or 'nothing'}", flush=True)
+        if options.out is not None:
+            parameters = [row._asdict() for row in known[seed]]
+            with options.out.open("a") as file:
+                file.write(json.dumps({"server": seed, "parameters": parameters}) + "\n")
+    print("\n".join(table([known[seed] for seed in wanted])))
 
 
 if __name__ == "__main__":
-    import sys
-
-    main(*(int(text) for text in (sys.argv[1:] + ["0", "10"][len(sys.argv) - 1 :])))
+    main()

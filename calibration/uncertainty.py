@@ -1,10 +1,11 @@
 """Stage 3: what the fit knows, and what it does not.
 
-Near the optimum the log parameters are normal with covariance (J'J)^-1 of the weighted residuals, priors
-included, widened where residuals are larger than their weights say. Reported: a 95 % interval, whether the
-prior or the data decided ("weak"), parameters at a bound, and pairs that the data cannot tell apart, with
-what would separate them. Combinations can be well known where their parts are not: prefill seconds a
-request = compute_per_token x computed tokens.
+Near the optimum the log parameters are normal. Their covariance is that of an estimate whose weights took
+residuals for independent, while those of a level share one realisation (`noise`). Reported: a 95 % interval
+and by which method it was made (`likelihood` where the covariance cannot be trusted), whether the prior or
+the data decided ("weak"), parameters at a bound, and pairs that the data cannot tell apart, with what would
+separate them. Combinations can be well known where their parts are not: prefill seconds a request =
+compute_per_token x computed tokens.
 
 Leaving a level out moves the optimum by one Gauss-Newton step on the residuals that are left; the held-out
 level has no say in it, nor has its correction.
@@ -20,13 +21,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from replicast.calibration.fit import Fitted
+from replicast.calibration.likelihood import WEAK, half_width, profile_interval, reason_to_profile
 from replicast.calibration.model import Parameter, Point, point_at
+from replicast.calibration.noise import residual_covariance
 from replicast.calibration.predict import Residuals
 
 Floats = NDArray[np.float64]
 
 INSEPARABLE = 0.85
-WEAK = 0.75  # of the prior's sd: the data added little
+AT_BOUND = 0.02  # of a logarithm
 LONGEST_STEP = 0.7
 _DRAWS = 23  # random stream
 COUNTED_HELPS = {"compute_per_token_s", "computed_tokens", "first_tokens", "computed_slope"}
@@ -40,6 +43,7 @@ class Interval(NamedTuple):
     low: float
     high: float
     status: str  # "fitted", "weak: ...", "at its lower bound", "at its upper bound"
+    method: str = "covariance"  # or "profile likelihood"
 
 
 class Pair(NamedTuple):
@@ -63,10 +67,10 @@ class Uncertainty:
 
 
 def uncertainty(fitted: Fitted) -> Uncertainty:
-    """What the fit's curvature says."""
+    """What the fit's curvature says, and profiles where that cannot be trusted."""
     covariance = covariance_of(fitted)
     sd = np.sqrt(np.diag(covariance))
-    intervals = tuple(_interval(fitted, i, float(sd[i])) for i in range(len(sd)))
+    intervals = tuple(_interval(fitted, covariance, i) for i in range(len(sd)))
     correlations = covariance / np.outer(sd, sd)
     names = tuple(p.name for p in fitted.params)
     pairs = tuple(
@@ -79,12 +83,21 @@ def uncertainty(fitted: Fitted) -> Uncertainty:
 
 
 def covariance_of(fitted: Fitted) -> Floats:
-    """(J'J)^-1, times the residuals' mean square where that is above 1."""
-    jacobian = fitted.jacobian
+    """Covariance of an estimate whose weights took residuals for independent (Liang and Zeger 1986)."""
+    inverse = curvature_of(fitted)
+    count, seeds = len(fitted.residuals), len(fitted.seeds)
     data = len(fitted.names)
-    robust = np.sqrt(1 + fitted.residuals[:data] ** 2) - 1  # half of soft_l1's loss
-    scale = max(2 * float(robust.sum()) / max(data - jacobian.shape[1], 1), 1.0)
-    return np.asarray(np.linalg.pinv(jacobian.T @ jacobian) * scale)
+    residual = np.eye(count)  # a prior is what it says
+    residual[:data, :data] = residual_covariance(
+        fitted.noise, fitted.names, fitted.discrepancy, seeds, fitted.sds
+    )
+    gain = inverse @ fitted.jacobian.T
+    return np.asarray(gain @ residual @ gain.T)
+
+
+def curvature_of(fitted: Fitted) -> Floats:
+    """(J'J)^-1: the covariance if residuals were independent and as large as their weights say."""
+    return np.asarray(np.linalg.pinv(fitted.jacobian.T @ fitted.jacobian))
 
 
 def draw_points(
@@ -122,20 +135,27 @@ def without_level(fitted: Fitted, level: int) -> tuple[Floats, tuple[Residuals, 
     return x, known
 
 
-def _interval(fitted: Fitted, i: int, sd: float) -> Interval:
+def _interval(fitted: Fitted, covariance: Floats, i: int) -> Interval:
     p, x = fitted.params[i], float(fitted.x[i])
-    low, high = max(x - 1.96 * sd, p.low), min(x + 1.96 * sd, p.high)
-    if x - p.low < 0.02:
+    sd = math.sqrt(covariance[i, i])
+    if reason_to_profile(fitted, covariance, i) is None:
+        half = half_width(fitted, covariance[i, i])
+        low, high, method = x - half, x + half, "covariance"
+    else:
+        low, high = profile_interval(fitted, covariance, curvature_of(fitted), i)
+        method = "profile likelihood"
+    low, high = max(low, p.low), min(high, p.high)
+    if x - p.low < AT_BOUND:
         status = "at its lower bound"
-    elif p.high - x < 0.02:
+    elif p.high - x < AT_BOUND:
         status = "at its upper bound"
     elif sd > WEAK * p.spread:
         status = "weak: the prior decides"
     else:
         status = "fitted"
     if p.name == "computed_slope":
-        return Interval(p.name, x, low, high, status)
-    return Interval(p.name, math.exp(x), math.exp(low), math.exp(high), status)
+        return Interval(p.name, x, low, high, status, method)
+    return Interval(p.name, math.exp(x), math.exp(low), math.exp(high), status, method)
 
 
 def _combined(fitted: Fitted, covariance: Floats, names: Sequence[str]) -> tuple[Interval, ...]:
@@ -143,9 +163,9 @@ def _combined(fitted: Fitted, covariance: Floats, names: Sequence[str]) -> tuple
     if not {"compute_per_token_s", "computed_tokens"} <= set(names):
         return ()
     pick = np.array([1.0 if name in ("compute_per_token_s", "computed_tokens") else 0.0 for name in names])
-    x, sd = float(pick @ fitted.x), math.sqrt(float(pick @ covariance @ pick))
+    x, half = float(pick @ fitted.x), half_width(fitted, float(pick @ covariance @ pick))
     name = "prefill_s_per_request"
-    return (Interval(name, math.exp(x), math.exp(x - 1.96 * sd), math.exp(x + 1.96 * sd), "fitted"),)
+    return (Interval(name, math.exp(x), math.exp(x - half), math.exp(x + half), "fitted"),)
 
 
 def _advice(first: str, second: str) -> str:
@@ -154,6 +174,8 @@ def _advice(first: str, second: str) -> str:
         return (
             "levels with counted cached tokens (the collector's database or Prometheus) would separate them"
         )
+    if "compute_per_pair_s" in pair:
+        return "lone requests with prompts of several lengths would separate them"
     if "shared_tokens" in pair or "pool_scale" in pair:
         return "the boot log's KV pool and counted requests would separate them"
     if "memory_per_seq_s" in pair:

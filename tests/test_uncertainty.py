@@ -1,0 +1,106 @@
+"""Uncertainty: chance and discrepancy told apart, intervals by covariance and by profile."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from replicast.calibration.fit import Fitted, robust
+from replicast.calibration.likelihood import profile_interval, reason_to_profile
+from replicast.calibration.model import Parameter
+from replicast.calibration.noise import (
+    FLOOR,
+    LENGTHS,
+    METRICS,
+    SIZES,
+    Noise,
+    discrepancy_size,
+    residual_covariance,
+    residual_sds,
+)
+from replicast.calibration.uncertainty import covariance_of, uncertainty
+
+LEVELS = 12
+NAMES = tuple((level, name) for level in range(LEVELS) for name in METRICS)
+NOISE = Noise(
+    np.full((LEVELS, len(METRICS)), 0.02), np.eye(len(METRICS)), np.zeros((LENGTHS, len(METRICS))), 1000
+)
+
+
+def straight(low: float = -9.0, correlation: float = 0.0, curvature: float = 0.0) -> Fitted:
+    """Two parameters with residuals that are straight lines, at an exact optimum."""
+    rng = np.random.default_rng(1)
+    slopes = rng.standard_normal((len(NAMES), 2))
+    slopes[:, 1] = correlation * slopes[:, 0] + math.sqrt(1 - correlation**2) * slopes[:, 1]
+    slopes *= 0.3
+    data = rng.standard_normal(len(NAMES)) * 0.01
+    params = (Parameter("memory_fixed_s", 0, 0, 9, low, 9), Parameter("memory_per_seq_s", 0, 0, 9, -9, 9))
+    full = np.concatenate([slopes, np.diag([1 / 9, 1 / 9])])
+
+    def residuals(x: np.ndarray) -> np.ndarray:
+        return np.asarray(np.concatenate([data, np.zeros(2)]) + full @ x)
+
+    problem = SimpleNamespace(
+        residuals=residuals, low=np.array([low, -9.0]), high=np.array([9.0, 9.0]), names=NAMES,
+        seeds=(1, 2), sds=residual_sds(NOISE, NAMES, 1.0, 2), models=(), evaluations=0,
+    )  # fmt: skip
+    at = residuals(np.zeros(2))
+    return Fitted(
+        params, np.zeros(2), full * robust(at)[:, None], at, np.full(2, curvature), NOISE, 1.0,
+        cast(Any, problem),
+    )  # fmt: skip
+
+
+def test_discrepancy_is_as_large_as_the_residuals_ask_for() -> None:
+    rng = np.random.default_rng(2)
+    for size in (0.5, 1.0, 2.0):
+        raw = rng.standard_normal(len(NAMES)) * residual_sds(NOISE, NAMES, size, 2)
+        assert discrepancy_size(raw, NOISE, NAMES, 0, 2) == pytest.approx(size, rel=0.35)
+    assert discrepancy_size(np.zeros(len(NAMES)), NOISE, NAMES, 2, 2) == SIZES[0]
+
+
+def test_chance_counts_for_both_sides() -> None:
+    alone = residual_sds(NOISE, NAMES, 0.0, 1)
+    assert alone == pytest.approx(np.full(len(NAMES), 0.02 * math.sqrt(2)))
+    both = residual_sds(NOISE, NAMES, 1.0, 1)
+    assert both[0] == pytest.approx(math.hypot(alone[0], FLOOR["tpot_mean_s"]))
+
+
+def test_independent_residuals_have_covariance_one() -> None:
+    sds = residual_sds(NOISE, NAMES, 1.0, 2)
+    assert residual_covariance(NOISE, NAMES, 1.0, 2, sds) == pytest.approx(np.eye(len(NAMES)))
+    alike = Noise(NOISE.sds, np.ones((len(METRICS), len(METRICS))), NOISE.by_length, 1000)
+    shared = residual_covariance(alike, NAMES, 0.0, 2, residual_sds(alike, NAMES, 0.0, 2))
+    assert shared[0, 1] == pytest.approx(1.0)
+    assert shared[0, len(METRICS)] == 0  # another level
+
+
+def test_a_profile_of_straight_residuals_is_the_covariance_interval() -> None:
+    fitted = straight(correlation=0.5)
+    covariance = covariance_of(fitted)
+    inverse = np.linalg.inv(fitted.jacobian.T @ fitted.jacobian)
+    low, high = profile_interval(fitted, covariance, inverse, 0)
+    assert high == pytest.approx(1.96 * math.sqrt(covariance[0, 0]), rel=0.05)
+    assert low == pytest.approx(-high, rel=0.05)
+
+
+def test_the_method_is_chosen_by_rule() -> None:
+    def reason(fitted: Fitted) -> str | None:
+        return reason_to_profile(fitted, covariance_of(fitted), 0)
+
+    assert reason(straight()) is None
+    assert reason(straight(low=-0.1)) == "a bound"
+    assert reason(straight(correlation=0.99)) == "a correlation"
+    assert reason(straight(curvature=1.2)) == "curved"
+
+
+def test_an_interval_ends_at_its_bound() -> None:
+    known = uncertainty(straight(low=-0.1))
+    interval = known.intervals[0]
+    assert interval.method == "profile likelihood"
+    assert interval.low == pytest.approx(math.exp(-0.1))
+    assert interval.low < interval.value < interval.high
+    assert known.intervals[1].method == "covariance"
