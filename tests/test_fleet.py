@@ -340,7 +340,7 @@ def test_the_series_is_bounded_and_its_bins_are_exact_means() -> None:
         now += span
     timeline.advance(now)
     assert timeline.totals.waiting == integral
-    series = timeline.series
+    series = timeline.marks.series()
     assert MAX_MARKS // 2 <= len(series) < MAX_MARKS
     width = series[0].end_s
     assert sum(point.waiting for point in series) * width == pytest.approx(integral / TICKS_PER_S, rel=0.01)

@@ -10,6 +10,7 @@ from replicast.sim.engine import EngineStats
 from replicast.sim.fleet.config import FleetConfig
 from replicast.sim.fleet.operations import Lifetime
 from replicast.sim.fleet.records import Records
+from replicast.sim.ticks import Tick, seconds
 
 Blocker = Literal["seats", "token_budget", "kv_blocks"]
 BLOCKERS: tuple[Blocker, ...] = ("seats", "token_budget", "kv_blocks")
@@ -65,6 +66,23 @@ class SeriesPoint(NamedTuple):
     kv_usage: float
 
 
+class Marks(NamedTuple):
+    """Time integrals of running and waiting requests and used blocks at equally spaced marks."""
+
+    width: Tick
+    num_blocks: int
+    integrals: tuple[tuple[int, int, int], ...]
+
+    def series(self) -> tuple[SeriesPoint, ...]:
+        """Equal bins from the start of the run to the last whole one."""
+        width, points, before = self.width, [], (0, 0, 0)
+        for i, mark in enumerate(self.integrals):
+            running, waiting, used = ((b - a) / width for a, b in zip(before, mark, strict=True))
+            points.append(SeriesPoint(seconds((i + 1) * width), running, waiting, used / self.num_blocks))
+            before = mark
+        return tuple(points)
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicaResult:
     """One replica: vLLM's counters (whole run, and window) and time-weighted means of the window.
@@ -82,7 +100,12 @@ class ReplicaResult:
     peak_waiting: int
     peak_kv_usage: float
     blocked_share: dict[Blocker, float]
-    series: tuple[SeriesPoint, ...]
+    marks: Marks
+
+    @property
+    def series(self) -> tuple[SeriesPoint, ...]:
+        """The run in equal bins, each an exact mean; reckoned when it is asked for."""
+        return self.marks.series()
 
 
 class Binding(NamedTuple):

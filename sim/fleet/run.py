@@ -184,7 +184,7 @@ def _replica_result(run: Assembly, index: int, start: Mark, end: Mark) -> Replic
         peak_waiting=replica.timeline.peak_waiting,
         peak_kv_usage=stats.peak_used_blocks / run.config.num_usable_blocks,
         blocked_share={name: (b - a) / span for name, a, b in blocked},
-        series=replica.timeline.series,
+        marks=replica.timeline.marks,
     )
 
 

@@ -20,8 +20,8 @@ from typing import NamedTuple
 from replicast.sim.config import EngineConfig
 from replicast.sim.engine.interface import Engine
 from replicast.sim.engine.stats import EngineStats
-from replicast.sim.fleet.result import BLOCKERS, SeriesPoint
-from replicast.sim.ticks import TICKS_PER_S, Tick, ratio, seconds
+from replicast.sim.fleet.result import BLOCKERS, Marks
+from replicast.sim.ticks import TICKS_PER_S, Tick, ratio
 
 MAX_MARKS = 512
 
@@ -157,13 +157,6 @@ class Timeline:
         )
 
     @property
-    def series(self) -> tuple[SeriesPoint, ...]:
-        """Equal bins from the start to the last whole bin, at most `MAX_MARKS` of them."""
-        points = []
-        before = (0, 0, 0)
-        for i, mark in enumerate(self._marks):
-            running, waiting, used = (ratio(b - a, self._width) for a, b in zip(before, mark, strict=True))
-            end_s = seconds((i + 1) * self._width)
-            points.append(SeriesPoint(end_s, running, waiting, used / self._blocks))
-            before = mark
-        return tuple(points)
+    def marks(self) -> Marks:
+        """The integrals at all marks so far, at most `MAX_MARKS` of them."""
+        return Marks(self._width, self._blocks, tuple(self._marks))
