@@ -79,19 +79,23 @@ def simulate(
     writer = RecordWriter(record_file) if record_file is not None else None
     try:
         with _calm_collector():
-            run: Assembly = module("fleet.assembly").Assembly(
-                source,
-                engine_config,
-                step_time,
+            return _result(
+                module("fleet.assembly").Assembly(
+                    source,
+                    engine_config,
+                    step_time,
+                    seed,
+                    progress,
+                    engines,
+                    followers,
+                    writer,
+                    shifts,
+                    operations,
+                ),
                 seed,
-                progress,
-                engines,
-                followers,
                 writer,
-                shifts,
-                operations,
+                record_file,
             )
-            return _result(run, seed, writer, record_file)
     except BaseException:
         if writer is not None:
             writer.discard()
@@ -100,12 +104,16 @@ def simulate(
 
 @contextmanager
 def _calm_collector() -> Iterator[None]:
-    """What was there before the run, a whole trace at times, is not the run's garbage: no walk over it."""
+    """What was there before the run, a whole trace at times, is not the run's garbage: no walk over it.
+
+    The run is, once it is over: thawed uncollected it would count as old, and stay.
+    """
     others = gc.get_freeze_count()
     gc.freeze()
     try:
         yield
     finally:
+        gc.collect()
         if not others:
             gc.unfreeze()
 
