@@ -65,6 +65,7 @@ class Fitted:
     jacobian: Floats  # of weighted residuals, robust weights applied
     residuals: Floats
     curvature: Floats  # by parameter: how far from straight the residuals are across its uncertainty
+    slope_noise: Floats  # by parameter: what of the squared slopes is not slope
     noise: Noise
     discrepancy: float  # in units of `noise.FLOOR`
     problem: Problem
@@ -137,13 +138,14 @@ def fit(
         problem.weigh(realisation_noise(models, point_at(params, x)), 1.0)
         # A model that explains less than usual is no reason to believe the priors more.
         problem.weigh(problem.noise, min(problem.discrepancy(x), 1.0))
-        slopes, curvature = problem.slopes(x, widths)
-        x = problem.last_steps(x, slopes)
+        slopes, curvature, slope_noise = problem.slopes(x, widths)
+        x = problem.last_steps(x, slopes, slope_noise)
         problem.match(x, MATCHES)
-        x = problem.last_steps(x, slopes)
+        x = problem.last_steps(x, slopes, slope_noise)
         residuals = problem.residuals(x)
         jacobian = slopes * robust(residuals)[:, None]
-        widths = np.clip(np.sqrt(np.diag(np.linalg.pinv(jacobian.T @ jacobian))), NARROWEST, WIDEST)
+        sds = np.sqrt(np.diag(np.linalg.inv(squares(jacobian, slope_noise))))
+        widths = np.clip(sds, NARROWEST, WIDEST)
         say(chi_square(residuals) / 2)
     return Fitted(
         params,
@@ -151,6 +153,7 @@ def fit(
         jacobian,
         residuals,
         curvature,
+        slope_noise,
         problem.noise,
         problem.discrepancy(x),
         problem,
@@ -160,6 +163,18 @@ def fit(
 def robust(residuals: Floats) -> Floats:
     """Roots of the weights that the soft-L1 loss gives to residuals."""
     return np.asarray((1 + residuals**2) ** -0.25)
+
+
+def squares(slopes: Floats, noise: Floats, covariance: Floats | None = None) -> Floats:
+    """J'VJ of data and priors (the last rows), without the noise of slopes; V is 1 unless given.
+
+    Noise makes the slopes of two parameters look less alike than they are: taken for slope, it would tell
+    apart what the data cannot.
+    """
+    data, priors = slopes[: -len(noise)], slopes[-len(noise) :]
+    plain = data.T @ data if covariance is None else data.T @ covariance @ data
+    values, vectors = np.linalg.eigh(plain - np.diag(noise))
+    return np.asarray((vectors * np.maximum(values, 0.0)) @ vectors.T + priors.T @ priors)
 
 
 def chi_square(residuals: Floats) -> float:
@@ -243,14 +258,14 @@ class Problem:
         self._last = (x.copy(), residuals, jacobian)
         return jacobian
 
-    def slopes(self, x: Floats, widths: Floats) -> tuple[Floats, Floats]:
-        """Central differences across `widths`, and by parameter how bent residuals are there.
+    def slopes(self, x: Floats, widths: Floats) -> tuple[Floats, Floats, Floats]:
+        """Central differences across `widths`; by parameter how bent residuals are there, and slope noise.
 
         Requests that change places move residuals at random. Of three points with independent noise the
-        second difference holds three times as much of it (squared) as the first: that is taken off a slope.
+        second difference holds three times as much of it (squared) as the first.
         """
         base, data = self.residuals(x), len(self.names)
-        columns, curvature = [], []
+        columns, curvature, noise = [], [], []
         for i, width in enumerate(widths.tolist()):
             up, down = x.copy(), x.copy()
             up[i], down[i] = min(x[i] + width, self.high[i]), max(x[i] - width, self.low[i])
@@ -259,16 +274,17 @@ class Problem:
             bend = above - base - slope * (up[i] - x[i])
             first, second = (float(np.linalg.norm(part[:data])) for part in (above - below, 2 * bend))
             curvature.append(second / max(first, 1e-9))
-            slope[:data] *= math.sqrt(max(1 - curvature[-1] ** 2 / 3, 0.0))
+            noise.append(second**2 / 3 / (up[i] - down[i]) ** 2)
             columns.append(slope)
-        return np.stack(columns, axis=1), np.array(curvature)
+        return np.stack(columns, axis=1), np.array(curvature), np.array(noise)
 
-    def last_steps(self, x: Floats, slopes: Floats) -> Floats:
+    def last_steps(self, x: Floats, slopes: Floats, noise: Floats) -> Floats:
         """Gauss-Newton steps with given slopes, as long as they help."""
         residuals, share = self.residuals(x), 1.0
         for _ in range(LAST_STEPS):
             weights = robust(residuals)
-            step = -np.linalg.lstsq(slopes * weights[:, None], residuals * weights, rcond=1e-9)[0]
+            jacobian = slopes * weights[:, None]
+            step = -np.linalg.solve(squares(jacobian, noise), jacobian.T @ (residuals * weights))
             there = np.clip(x + share * np.clip(step, -LONGEST, LONGEST), self.low, self.high)
             found = self.residuals(there)
             gain = chi_square(residuals) - chi_square(found)

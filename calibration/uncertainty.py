@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from replicast.calibration.fit import Fitted
+from replicast.calibration.fit import Fitted, squares
 from replicast.calibration.likelihood import WEAK, half_width, profile_interval, reason_to_profile
 from replicast.calibration.model import Parameter, Point, point_at
 from replicast.calibration.noise import residual_covariance
@@ -84,20 +84,16 @@ def uncertainty(fitted: Fitted) -> Uncertainty:
 
 def covariance_of(fitted: Fitted) -> Floats:
     """Covariance of an estimate whose weights took residuals for independent (Liang and Zeger 1986)."""
-    inverse = curvature_of(fitted)
-    count, seeds = len(fitted.residuals), len(fitted.seeds)
-    data = len(fitted.names)
-    residual = np.eye(count)  # a prior is what it says
-    residual[:data, :data] = residual_covariance(
-        fitted.noise, fitted.names, fitted.discrepancy, seeds, fitted.sds
+    chance = residual_covariance(
+        fitted.noise, fitted.names, fitted.discrepancy, len(fitted.seeds), fitted.sds
     )
-    gain = inverse @ fitted.jacobian.T
-    return np.asarray(gain @ residual @ gain.T)
+    inverse = curvature_of(fitted)
+    return np.asarray(inverse @ squares(fitted.jacobian, fitted.slope_noise, chance) @ inverse)
 
 
 def curvature_of(fitted: Fitted) -> Floats:
     """(J'J)^-1: the covariance if residuals were independent and as large as their weights say."""
-    return np.asarray(np.linalg.pinv(fitted.jacobian.T @ fitted.jacobian))
+    return np.asarray(np.linalg.inv(squares(fitted.jacobian, fitted.slope_noise)))
 
 
 def draw_points(
@@ -120,7 +116,8 @@ def without_level(fitted: Fitted, level: int) -> tuple[Floats, tuple[Residuals, 
     robust = (1 + fitted.residuals**2) ** -0.25
     jacobian = fitted.jacobian[kept]
     residuals = (fitted.residuals * robust)[kept]
-    step = -np.linalg.lstsq(jacobian, residuals, rcond=1e-9)[0]
+    noise = fitted.slope_noise * (len(kept) - len(fitted.params)) / len(fitted.names)
+    step = -np.linalg.solve(squares(jacobian, noise), jacobian.T @ residuals)
     low, high = (np.array([getattr(p, side) for p in fitted.params]) for side in ("low", "high"))
     x = np.clip(fitted.x + np.clip(step, -LONGEST_STEP, LONGEST_STEP), low, high)
     moved = x - fitted.x

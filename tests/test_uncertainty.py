@@ -30,7 +30,9 @@ NOISE = Noise(
 )
 
 
-def straight(low: float = -9.0, correlation: float = 0.0, curvature: float = 0.0) -> Fitted:
+def straight(
+    low: float = -9.0, correlation: float = 0.0, curvature: float = 0.0, noise: float = 0.0
+) -> Fitted:
     """Two parameters with residuals that are straight lines, at an exact optimum."""
     rng = np.random.default_rng(1)
     slopes = rng.standard_normal((len(NAMES), 2))
@@ -49,8 +51,8 @@ def straight(low: float = -9.0, correlation: float = 0.0, curvature: float = 0.0
     )  # fmt: skip
     at = residuals(np.zeros(2))
     return Fitted(
-        params, np.zeros(2), full * robust(at)[:, None], at, np.full(2, curvature), NOISE, 1.0,
-        cast(Any, problem),
+        params, np.zeros(2), full * robust(at)[:, None], at, np.full(2, curvature), np.full(2, noise), NOISE,
+        1.0, cast(Any, problem),
     )  # fmt: skip
 
 
@@ -104,3 +106,11 @@ def test_an_interval_ends_at_its_bound() -> None:
     assert interval.low == pytest.approx(math.exp(-0.1))
     assert interval.low < interval.value < interval.high
     assert known.intervals[1].method == "covariance"
+
+
+def test_noise_of_slopes_is_no_information() -> None:
+    clear, noisy = straight(correlation=0.97), straight(correlation=0.97, noise=0.2)
+    assert covariance_of(noisy)[0, 0] > 1.2 * covariance_of(clear)[0, 0]
+    # Slopes that are nothing but noise leave the prior.
+    nothing = covariance_of(straight(noise=1e6))
+    assert nothing == pytest.approx(81 * np.eye(2), rel=0.05)
