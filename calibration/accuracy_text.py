@@ -80,9 +80,8 @@ LIMITS = """## What is out of reach, and why
   up to a point: 110 levels do not resolve more.
 - **Few requests.** Levels with 3 to 25 requests (qwen3.8-27b on one L40S, gemma-4-31b on four) are mostly
   chance; they are in the tables all the same.
-- **gemma-4-31b on L40S** is predicted badly (time per token about a third off): its sliding-window layers
-  are taken as one group of full attention, and its requests wait longer and prefill faster than the model has
-  it.
+- **gemma-4-31b on L40S** is predicted badly (time per token a quarter off), with its windows simulated
+  or taken as full attention: waiting and prefill come out better with them, token rates do not.
 - **From one GPU to another.** Physics alone scales a fit no better than its priors: 20 to 115 % in output
   rate. From one arm of a server to another (other seats) the fit carries over: about 10 %. The ceiling of
   running requests there follows where first prompts are as long as the KV gauge says.
