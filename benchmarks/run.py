@@ -33,11 +33,13 @@ COMMANDS = {
         "--router", "round-robin", "--block-size", "16", "--num-gpu-blocks", "40001",
         "--max-num-batched-tokens", "8192",
     ],
-    "sessions": ["--sessions", "40"],
+    "sessions": ["--sessions", "40", "--kv-groups", "full"],
+    "sessions-hybrid": ["--sessions", "40"],
 }  # fmt: skip
 TRACES = {
     "mooncake": "traces/mooncake/conversation_trace.jsonl",
     "sessions": "traces/kv-cache-tester/sessions.canonical.jsonl.gz",
+    "sessions-hybrid": "traces/kv-cache-tester/sessions.canonical.jsonl.gz",
 }
 
 

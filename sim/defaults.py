@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any, cast, get_args
+from typing import cast, get_args
 
 from replicast.sim.config import (
     FIELDS,
@@ -32,8 +32,9 @@ from replicast.sim.config import (
     Rules,
 )
 from replicast.sim.errors import InputError
-from replicast.sim.hybrid import in_flight_tokens, parse_retention, verify_hybrid, with_drafts
+from replicast.sim.hybrid import in_flight_tokens, named_groups, parse_retention, verify_hybrid, with_drafts
 from replicast.sim.kv_groups import blocks_of_tokens, parse_groups
+from replicast.sim.layers import Layers, at_least
 
 __all__ = ["FIELDS", "EngineArgs", "Field", "ResolvedConfig", "resolve", "rules_of", "verify"]
 
@@ -136,51 +137,9 @@ def batch_defaults(rules: Rules, entry: EntryPoint, name: str, memory_gib: float
     return (2048 if serve else 8192, 256, "A100, or below 70 GiB")
 
 
-class _Layers:
-    """Flags over profile over defaults, remembering where each value came from."""
-
-    def __init__(self, flags: EngineArgs, profile: EngineArgs) -> None:
-        self._layers = (("flag", flags), ("profile", profile))
-        self.origins: dict[str, str] = {}
-
-    def given(self, name: str) -> tuple[str, object] | None:
-        for origin, layer in self._layers:
-            value = getattr(layer, name)
-            if value is not None:
-                return origin, value
-        return None
-
-    def take(self, name: str, default: object, why: str = "vLLM's own") -> Any:
-        """The value of `name`; its origin is noted."""
-        found = self.given(name)
-        self.origins[name] = found[0] if found else f"default ({why})"
-        return found[1] if found else default
-
-    def pool(self, blocks_of: Callable[[int], int], unit: str) -> int:
-        """Blocks of the KV pool; tokens and blocks of the same layer contradict each other."""
-        for origin, layer in self._layers:
-            blocks, tokens = layer.num_gpu_blocks, layer.kv_cache_tokens
-            if blocks is not None and tokens is not None:
-                raise InputError(
-                    f"num_gpu_blocks ({blocks}) and kv_cache_tokens ({tokens}) both name the KV pool",
-                    remedy="Give one of them.",
-                )
-            if blocks is not None:
-                self.origins["num_gpu_blocks"] = origin
-                return blocks
-            if tokens is not None:
-                _at_least("kv_cache_tokens", tokens, 1)
-                self.origins["num_gpu_blocks"] = f"{origin} ({tokens:,} tokens in {unit})"
-                return blocks_of(tokens)
-        raise InputError(
-            "the size of the KV pool is not known",
-            remedy="Give --num-gpu-blocks, or --kv-cache-tokens with the boot log's 'GPU KV cache size'.",
-        )
-
-
 def resolve(flags: EngineArgs, profile: EngineArgs | None = None) -> ResolvedConfig:
     """The configuration vLLM would run with, or InputError with its reason not to boot."""
-    layers = _Layers(flags, profile or EngineArgs())
+    layers = Layers(flags, profile or EngineArgs())
     warnings: list[str] = []
 
     version: str = layers.take("vllm_version", NEWEST, "the newest recorded")
@@ -192,7 +151,7 @@ def resolve(flags: EngineArgs, profile: EngineArgs | None = None) -> ResolvedCon
     name, memory_gib = _device(layers, warnings)
 
     chunked: bool = layers.take("enable_chunked_prefill", True)
-    named: str | None = layers.take("kv_groups", None, "full attention only")
+    named = named_groups(layers, warnings)
     states = named is not None and "mamba" in named
     hybrid = bool(
         layers.take("hybrid_model", states, "kv_groups has states" if states else "not known to be one")
@@ -203,8 +162,8 @@ def resolve(flags: EngineArgs, profile: EngineArgs | None = None) -> ResolvedCon
         not caching_off,
         "off for hybrid models in 0.25" if caching_off else "vLLM's own",
     )
-    block_size = _at_least("block_size", layers.take("block_size", 16), 1)
-    max_model_len = _at_least(
+    block_size = at_least("block_size", layers.take("block_size", 16), 1)
+    max_model_len = at_least(
         "max_model_len",
         layers.take("max_model_len", DEFAULT_MODEL_LEN, "the model's own length is not known"),
         1,
@@ -212,15 +171,13 @@ def resolve(flags: EngineArgs, profile: EngineArgs | None = None) -> ResolvedCon
     budget, seats = _batch(layers, rules, cast(EntryPoint, entry), name, memory_gib, max_model_len, chunked)
 
     groups = parse_groups(named, block_size, max_model_len, caching) if named is not None else None
-    if groups is None and hybrid:
+    if hybrid and layers.given("kv_groups") is None:
         warnings.append("kv_groups is unset: the hybrid model is taken for one of full attention")
-    if groups is not None:
-        warnings.append("kv_groups: hybrid models run on an engine that is about twenty times as slow")
     retention: str | None = layers.take(
         "prefix_cache_retention_interval", None, "all" if rules == "0.25.1" else "prompt ends and junctions"
     )
-    drafts = _at_least("num_speculative_tokens", layers.take("num_speculative_tokens", 0), 0)
-    lookahead = _at_least("num_lookahead_tokens", layers.take("num_lookahead_tokens", 0), 0)
+    drafts = at_least("num_speculative_tokens", layers.take("num_speculative_tokens", 0), 0)
+    lookahead = at_least("num_lookahead_tokens", layers.take("num_lookahead_tokens", 0), 0)
     accept: tuple[int, ...] = layers.take("spec_accept", (0,), "no draft is accepted")
     if drafts and layers.given("spec_accept") is None:
         warnings.append("spec_accept is unset: no draft token is accepted")
@@ -273,14 +230,14 @@ def resolve(flags: EngineArgs, profile: EngineArgs | None = None) -> ResolvedCon
 def verify(config: EngineConfig) -> None:
     """Refuse what vLLM refuses to boot, with its reason."""
     c = config
-    _at_least("num_gpu_blocks", c.num_gpu_blocks, 2, "block 0 is the null block")
-    _at_least("max_num_batched_tokens", c.max_num_batched_tokens, 1)
-    _at_least("max_num_seqs", c.max_num_seqs, 1)
-    _at_least("long_prefill_token_threshold", c.long_prefill_token_threshold, 0)
-    _at_least("prefill_schedule_interval", c.prefill_schedule_interval, 1)
+    at_least("num_gpu_blocks", c.num_gpu_blocks, 2, "block 0 is the null block")
+    at_least("max_num_batched_tokens", c.max_num_batched_tokens, 1)
+    at_least("max_num_seqs", c.max_num_seqs, 1)
+    at_least("long_prefill_token_threshold", c.long_prefill_token_threshold, 0)
+    at_least("prefill_schedule_interval", c.prefill_schedule_interval, 1)
     for name in ("max_num_scheduled_tokens", "max_num_active_seqs"):
         if getattr(c, name) is not None:
-            _at_least(name, getattr(c, name), 1)
+            at_least(name, getattr(c, name), 1)
     if (c.max_num_scheduled_tokens or 0) > c.max_num_batched_tokens:
         raise InputError(
             f"max_num_scheduled_tokens ({c.max_num_scheduled_tokens}) is above max_num_batched_tokens "
@@ -333,7 +290,7 @@ def verify(config: EngineConfig) -> None:
 
 
 def _batch(
-    layers: _Layers,
+    layers: Layers,
     rules: Rules,
     entry: EntryPoint,
     name: str,
@@ -349,8 +306,8 @@ def _batch(
         tokens, seats, why = 2 * tokens, 2 * seats, why + ", doubled for throughput"
     budget: int = layers.take("max_num_batched_tokens", tokens, why)
     max_num_seqs: int = layers.take("max_num_seqs", seats, why)
-    _at_least("max_num_batched_tokens", budget, 1)
-    _at_least("max_num_seqs", max_num_seqs, 1)
+    at_least("max_num_batched_tokens", budget, 1)
+    at_least("max_num_seqs", max_num_seqs, 1)
     if layers.given("max_num_batched_tokens") is None:
         if not chunked and budget < max_model_len:
             budget = max_model_len
@@ -364,7 +321,7 @@ def _batch(
     return budget, max_num_seqs
 
 
-def _device(layers: _Layers, warnings: list[str]) -> tuple[str, float]:
+def _device(layers: Layers, warnings: list[str]) -> tuple[str, float]:
     """Device name and GiB; a flag that names another device leaves the profile's memory behind."""
     name: str = layers.take("device", "", "not known")
     found, named = layers.given("device_memory_gib"), layers.given("device")
@@ -381,14 +338,6 @@ def _device(layers: _Layers, warnings: list[str]) -> tuple[str, float]:
         what = f"device {name!r} is not a known one" if name else "the device is not known"
         warnings.append(f"{what}: {' and '.join(needs)} follow vLLM's defaults for small devices")
     return name, 0.0
-
-
-def _at_least(name: str, value: object, least: int, why: str = "") -> int:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise InputError(f"{name} is {value!r}, must be a whole number")
-    if value < least:
-        raise InputError(f"{name} is {value}, must be {least} or more" + (f" ({why})" if why else ""))
-    return value
 
 
 def _choice(name: str, value: object, choices: tuple[str, ...]) -> str:

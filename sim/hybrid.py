@@ -7,6 +7,7 @@ from dataclasses import replace
 from replicast.sim.config import EngineConfig, Rules
 from replicast.sim.errors import InputError
 from replicast.sim.kv_groups import KVGroup, blocks_per_request, verify_groups
+from replicast.sim.layers import Layers
 
 
 def in_flight_tokens(max_num_batched_tokens: int, async_scheduling: bool, rules: Rules) -> int:
@@ -63,3 +64,22 @@ def parse_retention(text: str | None, rules: Rules, groups: tuple[KVGroup, ...] 
     if not text.isascii() or not text.isdigit():
         raise InputError(f"prefix_cache_retention_interval is {text!r}, must be dense or a number of tokens")
     return int(text)
+
+
+def named_groups(layers: Layers, warnings: list[str]) -> str | None:
+    """The KV groups as text. Smaller blocks than the profile's hold no state: then full attention only.
+
+    vLLM would raise the block size again (`Platform` in vllm/platforms/interface.py, 0.33.0);
+    who names one means a pool of such blocks.
+    """
+    named: str | None = layers.take("kv_groups", None, "full attention only")
+    asked, kept = layers.flags.block_size, layers.profile.block_size
+    states = named is not None and "mamba" in named and layers.flags.kv_groups is None
+    if not states or asked is None or kept is None or asked >= kept:
+        return named
+    warnings.append(
+        f"block_size {asked} holds no state of the hybrid model, whose blocks have {kept:,} tokens: "
+        "it is taken for one of full attention"
+    )
+    layers.origins["kv_groups"] = "flag (block_size)"
+    return None

@@ -128,6 +128,16 @@ def test_asynchronous_scheduling() -> None:
     assert any("asynchronous" in w for w in resolve(replace(POOL, vllm_version="0.11.0")).warnings)
 
 
+def test_blocks_too_small_for_a_state_mean_full_attention() -> None:
+    profile = EngineArgs(block_size=1056, num_gpu_blocks=2745, kv_groups="full, 3 x mamba", hybrid_model=True)
+    found = resolve(EngineArgs(block_size=16, num_gpu_blocks=40_001), profile)
+    assert found.config.kv_groups is None
+    assert any("block_size 16 holds no state" in warning for warning in found.warnings)
+    assert resolve(EngineArgs(block_size=2112), profile).config.kv_groups is not None
+    named = EngineArgs(block_size=16, num_gpu_blocks=40_001, kv_groups="full, mamba")
+    assert resolve(named, profile).config.kv_groups is not None
+
+
 def test_prefix_caching_of_hybrid_models() -> None:
     hybrid = replace(POOL, hybrid_model=True)
     assert not resolve(replace(hybrid, vllm_version="0.25.1")).config.enable_prefix_caching
