@@ -56,32 +56,28 @@ def profile_interval(fitted: Fitted, covariance: Floats, inverse: Floats, i: int
 
 
 def _end(fitted: Fitted, covariance: Floats, inverse: Floats, i: int, side: float) -> float:
+    """Outward from the covariance's end, as long as chi-square has not risen enough.
+
+    Never nearer: the simulator is rough and the optimum lies where its roughness was lowest, so that
+    every rise from there looks steeper than it is.
+    """
     p, x = fitted.params[i], float(fitted.x[i])
     expected = half_width(fitted, covariance[i, i])
-    room = p.high - x if side > 0 else x - p.low
     wanted = expected / math.sqrt(inverse[i, i])  # root of the rise
     best = chi_square(fitted.residuals)
-    inside, outside = (0.0, 0.0), (math.inf, math.inf)  # (distance, root of the rise there)
-    at = min(expected, room)
+    farthest = min(p.high - x if side > 0 else x - p.low, FARTHEST * expected)
+    inside, root_inside = 0.0, 0.0
+    at = nearest = min(expected, farthest)
     for _ in range(TRIALS):
         root = math.sqrt(max(_least(fitted, inverse, i, side * at) - best, 0.0))
-        if root < wanted:
-            inside = max(inside, (at, root))
-        else:
-            outside = min(outside, (at, root))
-        if inside[0] >= min(room, FARTHEST * expected):
+        if root >= wanted:
+            share = (wanted - root_inside) / (root - root_inside)
+            return x + side * max(inside + share * (at - inside), nearest)
+        if at >= farthest:
             break
-        if math.isinf(outside[0]):
-            at = min(at * min(wanted / max(root, 1e-9), 1.6), room, FARTHEST * expected)
-        else:
-            at = _between(inside, outside, wanted)
-    found = inside[0] if math.isinf(outside[0]) else _between(inside, outside, wanted)
-    return x + side * found
-
-
-def _between(inside: tuple[float, float], outside: tuple[float, float], wanted: float) -> float:
-    share = (wanted - inside[1]) / max(outside[1] - inside[1], 1e-9)
-    return inside[0] + share * (outside[0] - inside[0])
+        inside, root_inside = at, root
+        at = min(at * min(wanted / max(root, 1e-9), 1.6), farthest)
+    return x + side * at
 
 
 def _least(fitted: Fitted, inverse: Floats, i: int, moved: float) -> float:
