@@ -22,7 +22,10 @@ from replicast.calibration.hybrid import (
     GatedDeltaNet,
     HybridShape,
     Mamba2,
+    kinds_of_layers,
     shape_from_config,
+    size_of_a_head,
+    whole,
 )
 from replicast.calibration.precision import BYTES, Precision
 from replicast.sim.errors import InputError
@@ -253,22 +256,21 @@ def model_from_config(path: Path, parameters: float, active: float | None = None
         raise InputError(f"cannot be read as JSON: {why}", where=where) from error
     try:
         text = config.get("text_config", config)
-        layers, heads = int(text["num_hidden_layers"]), int(text["num_attention_heads"])
-        head = int(text.get("head_dim") or text["hidden_size"] // heads)
-        kinds = text.get("layer_types")
-        full = sum(kind == "full_attention" for kind in kinds) if kinds else layers
-        rank = text.get("kv_lora_rank")
-        kv_heads = int(text.get("num_key_value_heads") or heads)
+        layers, heads = whole(text, "num_hidden_layers"), whole(text, "num_attention_heads")
+        head = size_of_a_head(text)
+        kinds = kinds_of_layers(text)
+        full = kinds.count("full_attention") + kinds.count("attention") if kinds else layers
+        if full == 0 or (kinds and len(kinds) != layers):
+            raise ValueError(f"{layers} layers, of which layer_types names {len(kinds)}, {full} of attention")
+        kv_heads = whole(text, "num_key_value_heads", default=heads)
         shape = shape_from_config(text)
         if shape is not None:
             full, kv_heads, head = shape.full.layers, shape.full.kv_heads, shape.full.head_size
-        attention = mla(layers, heads) if rank else gqa(full, heads, kv_heads, head)
-        experts = int(
-            text.get("num_experts") or text.get("n_routed_experts") or text.get("num_local_experts") or 1
-        )
-        experts_per_token = int(text.get("num_experts_per_tok") or 1)
-        if min(layers, heads, head, kv_heads, experts, experts_per_token) < 1:
-            raise ValueError("a number of layers, heads or experts is below 1")
+        attention = mla(layers, heads) if text.get("kv_lora_rank") else gqa(full, heads, kv_heads, head)
+        experts = whole(text, "num_experts", "n_routed_experts", "num_local_experts", default=1)
+        experts_per_token = whole(text, "num_experts_per_tok", default=1)
+        if experts_per_token > experts > 1:
+            raise ValueError(f"num_experts_per_tok is {experts_per_token}, above the number of experts")
     except KeyError as error:
         raise InputError(
             f"not a model's config.json: {error} is missing",
@@ -284,7 +286,7 @@ def model_from_config(path: Path, parameters: float, active: float | None = None
     quant = json.dumps(config.get("quantization_config", "")).lower()
     precision: Precision = "fp4" if "fp4" in quant else "fp8" if "fp8" in quant else "bf16"
     return Model(
-        name=path.parent.name if path.name == "config.json" else path.stem,
+        name=path.absolute().parent.name or path.stem if path.name == "config.json" else path.stem,
         parameters=parameters,
         active=active or parameters,
         precision=precision,

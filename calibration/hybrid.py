@@ -19,6 +19,7 @@ request, to save the prompt's last boundary without a chunk's end there: not mod
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -29,6 +30,8 @@ from replicast.sim.kv_groups import KVGroup, blocks_per_request
 
 ALIGNMENT = 16
 COARSER = 4
+LARGEST_SIZE = 10**7  # heads, layers, tokens of a window: beyond any model
+PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 CONV_BYTES, STATE_BYTES = 2, 4  # the model's dtype; fp32, the default of all of these models
 
 
@@ -141,6 +144,50 @@ class HybridShape:
         return 2.0 * other.layers * other.layer_bytes()
 
 
+def whole(text: Mapping[str, Any], *keys: str, default: int | None = None) -> int:
+    """A size in a config.json: the first of `keys` that is there; null and 0 are "not there"."""
+    for key in keys:
+        value = text.get(key)
+        if value is None or value == 0:
+            continue
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 < value <= LARGEST_SIZE:
+            raise ValueError(f"{key} is {str(value)[:40]}, not a whole number from 1 to {LARGEST_SIZE:,}")
+        return value
+    if default is None:
+        raise KeyError(keys[0])
+    return default
+
+
+def size_of_a_head(text: Mapping[str, Any]) -> int:
+    """Elements of an attention head, stated or the hidden size over the heads."""
+    if text.get("head_dim"):
+        return whole(text, "head_dim")
+    hidden, heads = whole(text, "hidden_size"), whole(text, "num_attention_heads")
+    if hidden < heads:
+        raise ValueError(f"hidden_size is {hidden}, below the number of heads ({heads})")
+    return hidden // heads
+
+
+def kinds_of_layers(text: Mapping[str, Any]) -> list[str]:
+    """The kind of each layer as a config.json states it; empty where it has but one kind."""
+    kinds = text.get("layer_types") or text.get("layers_block_type") or []
+    if not isinstance(kinds, list) or not all(isinstance(kind, str) for kind in kinds):
+        raise ValueError("layer_types is no list of words")
+    if kinds:
+        return kinds
+    layers = whole(text, "num_hidden_layers", default=1)
+    if pattern := text.get("hybrid_override_pattern"):  # Nemotron-H
+        return [PATTERN.get(letter, letter) for letter in str(pattern)]
+    for key, other in (
+        ("full_attention_interval", "linear_attention"),  # Qwen3-Next
+        ("sliding_window_pattern", "sliding_attention"),  # Gemma 3
+    ):
+        if text.get(key):
+            every = whole(text, key)
+            return [other if number % every else "full_attention" for number in range(1, layers + 1)]
+    return []
+
+
 def shape_from_config(text: Mapping[str, Any]) -> HybridShape | None:
     """The shape that a Hugging Face `config.json` states; None for a plain model, for kinds of layers not
     known here and where sizes are missing.
@@ -152,47 +199,46 @@ def shape_from_config(text: Mapping[str, Any]) -> HybridShape | None:
 
 
 def _shape(text: Mapping[str, Any]) -> HybridShape | None:
-    kinds = list(text.get("layer_types") or text.get("layers_block_type") or ())
-    count = {kind: kinds.count(kind) for kind in set(kinds)}
-    full_layers = count.get("full_attention", 0) + count.get("attention", 0)
-    heads = int(text["num_attention_heads"])
-    head_size = int(text.get("head_dim") or text["hidden_size"] // heads)
-    kv_heads = int(text.get("num_key_value_heads") or heads)
-    full = AttentionLayers(
-        full_layers,
-        int(text.get("num_global_key_value_heads") or kv_heads),
-        int(text.get("global_head_dim") or head_size),
-    )
+    kinds = kinds_of_layers(text)
+    count = Counter(kinds)
+    full_layers = count["full_attention"] + count["attention"]
     if full_layers == 0 or full_layers == len(kinds):
         return None
-    if layers := count.get("linear_attention"):
-        size = int(text["linear_key_head_dim"])
-        if size != int(text["linear_value_head_dim"]):
+    head_size = size_of_a_head(text)
+    kv_heads = whole(text, "num_key_value_heads", "num_attention_heads")
+    full = AttentionLayers(
+        full_layers,
+        whole(text, "num_global_key_value_heads", default=kv_heads),
+        whole(text, "global_head_dim", default=head_size),
+    )
+    if layers := count["linear_attention"]:
+        size = whole(text, "linear_key_head_dim")
+        if size != whole(text, "linear_value_head_dim"):
             return None
         return HybridShape(
             full,
             GatedDeltaNet(
                 layers,
-                int(text["linear_num_key_heads"]),
-                int(text["linear_num_value_heads"]),
+                whole(text, "linear_num_key_heads"),
+                whole(text, "linear_num_value_heads"),
                 size,
-                int(text["linear_conv_kernel_dim"]),
+                whole(text, "linear_conv_kernel_dim"),
             ),
         )
-    if layers := count.get("mamba"):
+    if layers := count["mamba"]:
         return HybridShape(
             full,
             Mamba2(
                 layers,
-                int(text["mamba_num_heads"]),
-                int(text["mamba_head_dim"]),
-                int(text["n_groups"]),
-                int(text["ssm_state_size"]),
-                int(text["conv_kernel"]),
+                whole(text, "mamba_num_heads"),
+                whole(text, "mamba_head_dim"),
+                whole(text, "n_groups"),
+                whole(text, "ssm_state_size"),
+                whole(text, "conv_kernel"),
             ),
         )
-    if layers := count.get("sliding_attention"):
-        return HybridShape(full, AttentionLayers(layers, kv_heads, head_size, int(text["sliding_window"])))
+    if layers := count["sliding_attention"]:
+        return HybridShape(full, AttentionLayers(layers, kv_heads, head_size, whole(text, "sliding_window")))
     return None
 
 

@@ -110,18 +110,44 @@ def _startable(profile: Profile) -> Profile:
 
     from replicast.sim.config import EngineArgs
     from replicast.sim.defaults import DEFAULT_MODEL_LEN, resolve
-    from replicast.sim.errors import InputError
 
     engine = profile.engine
-    block = engine.block_size or 16
-    fits = (engine.kv_cache_tokens or DEFAULT_MODEL_LEN + block) - block
-    if fits < 1:
-        raise InputError(
-            f"kv_cache_tokens is {engine.kv_cache_tokens}, and a KV pool has two blocks of {block} or more",
-            remedy="Give the tokens that the boot log names.",
-        )
+    fits = _longest(profile)
     if engine.max_model_len is None and fits < DEFAULT_MODEL_LEN:
         note = f"The KV pool holds no more than {fits:,} tokens of one request: max_model_len is set to that."
         profile = replace(profile, engine=replace(engine, max_model_len=fits), notes=(*profile.notes, note))
     resolve(EngineArgs(), profile.engine_args())
     return profile
+
+
+def _longest(profile: Profile) -> int:
+    """Tokens of the longest request that the KV pool holds, up to the length that is the default."""
+    from bisect import bisect
+
+    from replicast.sim.config import EngineArgs
+    from replicast.sim.defaults import DEFAULT_MODEL_LEN, resolve
+    from replicast.sim.errors import InputError
+    from replicast.sim.hybrid import in_flight_tokens
+    from replicast.sim.kv_groups import blocks_per_request
+
+    engine = profile.engine
+    block = engine.block_size or 16
+    if engine.num_gpu_blocks is None or engine.kv_groups is None:
+        fits = (engine.kv_cache_tokens or DEFAULT_MODEL_LEN + block) - block
+        what = f"kv_cache_tokens is {engine.kv_cache_tokens}, and a KV pool has two blocks of {block} or more"
+        remedy = "Give the tokens that the boot log names."
+    else:
+        c = resolve(EngineArgs(num_gpu_blocks=10**12), profile.engine_args()).config  # room for any request
+        in_flight = in_flight_tokens(c.max_num_batched_tokens, c.async_scheduling, c.rules)
+        fits = bisect(
+            range(1, DEFAULT_MODEL_LEN + 1),
+            engine.num_gpu_blocks - 1,
+            key=lambda length: blocks_per_request(c.kv_groups or (), length, in_flight),
+        )
+        what = (
+            f"memory is left for {engine.num_gpu_blocks} KV blocks of {block:,} tokens, too few for a request"
+        )
+        remedy = "Give more GPUs: --tensor-parallel-size."
+    if fits < 1:
+        raise InputError(what, remedy=remedy)
+    return fits

@@ -106,7 +106,11 @@ def test_one_level_fails_in_the_singular(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "config",
     [[], {**CONFIG, "num_attention_heads": 0}, {**CONFIG, "num_hidden_layers": -2}, {"text_config": [1]},
-     {**CONFIG, "layer_types": 5}, {**CONFIG, "num_experts": "many"}, {"hidden_size": 1}],
+     {**CONFIG, "layer_types": 5}, {**CONFIG, "num_experts": "many"}, {"hidden_size": 1},
+     {**CONFIG, "layer_types": "full_attention"}, {**CONFIG, "layer_types": 32 * ["linear_attention"]},
+     {**CONFIG, "layer_types": ["full_attention"]}, {**CONFIG, "num_key_value_heads": 10**400},
+     {**CONFIG, "num_experts": 8, "num_experts_per_tok": 9}, {**CONFIG, "head_dim": "128"},
+     {**CONFIG, "hidden_size": 31}, {**CONFIG, "full_attention_interval": 4, "linear_key_head_dim": -1}],
 )  # fmt: skip
 def test_no_model_in_a_config(config: object, tmp_path: Path) -> None:
     path = tmp_path / "config.json"

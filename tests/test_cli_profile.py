@@ -11,6 +11,7 @@ from replicast.calibration.profile import load_profile
 from replicast.cli import main
 from replicast.sim.config import EngineArgs
 from replicast.sim.defaults import resolve
+from replicast.sim.errors import InputError
 
 SERVER = ["--model", "qwen3-coder-30b", "--hardware", "H100"]
 
@@ -49,6 +50,20 @@ def test_estimate_from_a_config_file(tmp_path: Path) -> None:
     done = replicast("profile", "estimate", "--model", config, *told)
     assert done.exit_code == 0, done.output
     assert 'status = "uncalibrated"' in done.stdout
+
+
+@pytest.mark.parametrize("version", ["0.25.1", "0.33.0"])
+def test_estimate_of_a_hybrid_model_takes_what_its_pool_holds(version: str, tmp_path: Path) -> None:
+    out = tmp_path / "guess.toml"
+    server = ["--model", "qwen3.8-27b", "--hardware", "L40S", "--vllm-version", version]
+    done = replicast("profile", "estimate", *server, "--out", out)
+    assert done.exit_code == 0, done.output
+    profile = load_profile(out)
+    longest = profile.engine.max_model_len
+    assert longest is not None
+    assert "max_model_len is set" in profile.notes[-1]
+    with pytest.raises(InputError, match="does not start"):
+        resolve(EngineArgs(max_model_len=longest + 1568), profile.engine_args())
 
 
 @pytest.mark.parametrize(

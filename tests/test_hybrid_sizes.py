@@ -65,6 +65,15 @@ def test_config_json_states_the_shape() -> None:
     assert shape_from_config(qwen) == MODELS["qwen3.6-35b"].shape
     assert shape_from_config(gemma) == MODELS["gemma-4-31b"].shape
     assert shape_from_config(nemotron) == MODELS["nemotron-ultra-550b"].shape
+    del qwen["layer_types"]
+    every_fourth = {"num_hidden_layers": 40, "full_attention_interval": 4}
+    assert shape_from_config(qwen | every_fourth) == MODELS["qwen3.6-35b"].shape
+    del nemotron["layers_block_type"]
+    pattern = {"hybrid_override_pattern": 12 * "MEMEMEME*"}
+    assert shape_from_config(nemotron | pattern) == MODELS["nemotron-ultra-550b"].shape
+    del gemma["layer_types"]
+    sixth = {"num_hidden_layers": 60, "sliding_window_pattern": 6}
+    assert shape_from_config(gemma | sixth) == MODELS["gemma-4-31b"].shape
     assert shape_from_config({"num_attention_heads": 8, "head_dim": 64}) is None
     assert shape_from_config({name: qwen[name] for name in qwen if "linear" not in name}) is None
 
