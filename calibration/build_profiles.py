@@ -74,7 +74,7 @@ def comments() -> dict[str, str]:
         "step_time": "Seconds. A step takes the larger of the memory and the compute side.",
         "front_end": "TTFT less queue and prefill of the levels without contention.",
         "ranges": "What was seen: sessions, and mean lengths of requests per level.",
-        "intervals": "95 %, from the fit's curvature.",
+        "intervals": "95 %, each by the method that it names.",
         "load": "Latents of the load: what the harness does, not the server.",
         "levels": "The fitted levels: lengths, what was measured, and what the simulation misses (log).",
         "covariance": "Of the logarithms of the fitted parameters (of computed_slope itself).",
