@@ -247,6 +247,11 @@ def test_stages_are_found_in_arrivals() -> None:
         ("1 requests/s", None, 15),
     ]  # fmt: skip
     assert [name for name, _, _ in stages_by_arrival(burst)] == ["all"]
+    assert [name for name, _, _ in stages_by_arrival(alone)] == ["synchronous"]
+    whole_seconds = [request(60.0 + n // 2, 1.5) for n in range(20)]
+    assert [name for name, _, _ in stages_by_arrival([*alone, *whole_seconds])][1:] == ["2.11 requests/s"]
+    at_once = [request(60.0, 0.0), request(60.0, 0.0)]
+    assert stages_by_arrival([*alone, *at_once])[0][0] == "synchronous"
 
 
 def test_real_requests_and_their_stages(shared_dir: Path) -> None:

@@ -114,13 +114,14 @@ def stages_by_arrival(requests: Sequence[ClientRequest]) -> list[tuple[str, int 
         return [("all", None, rows)]
     stages: list[tuple[str, int | None, list[ClientRequest]]] = [("synchronous", 1, rows[:lone])]
     starts = _stage_starts(arrivals, ends, lone)
-    for first, last in zip(starts, [*starts[1:], len(rows)], strict=True):
+    for first, last in pairwise([*starts, len(rows)]):
         part = rows[first:last]
         span = arrivals[last - 1] - arrivals[first]
-        if span < 0.1 * (max(ends[first:last]) - arrivals[first]):
+        if span <= 0.1 * (max(ends[first:last]) - arrivals[first]):
             stages.append((f"burst of {len(part)}", None, part))
         else:
-            period = _median_low([b - a for a, b in pairwise(arrivals[first:last])])
+            gaps = [b - a for a, b in pairwise(arrivals[first:last])]
+            period = _median_low(gaps) or span / len(gaps)  # coarse stamps: most gaps are 0
             stages.append((f"{1 / period:.3g} requests/s", None, part))
     return stages
 
