@@ -64,6 +64,13 @@ def test_model_of_a_sweep_must_be_text(tmp_path: Path) -> None:
     refused(replicast("check", summary(tmp_path / "s.json", model=5)), 1, "model is 5, not text")
 
 
+def test_more_sessions_than_anybody_has(tmp_path: Path) -> None:
+    sweep = tmp_path / "s.json"
+    sweep.write_text(json.dumps({"model": "qwen3.6-35b", "levels": [{**LEVEL, "concurrency": 10**12}]}))
+    profile = ["--profile", "qwen3.6-35b-h200-tp1"]
+    refused(replicast("validate", sweep, *profile), 1, "1,000,000,000,000 sessions")
+
+
 def test_load_longer_than_every_window(tmp_path: Path) -> None:
     sweep = summary(tmp_path / "s.json")
     refused(replicast("check", sweep, "--load-seconds", "100000"), 2, "--load-seconds", "719")

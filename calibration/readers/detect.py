@@ -30,6 +30,7 @@ FORMATS = (
     "aiperf", "requests-csv", "run-summary",
 )  # fmt: skip
 MANIFEST = "manifest"
+MOST_SESSIONS = 100_000
 NEVER = (".md", ".py", ".sh", ".png", ".svg", ".yaml", ".yml", ".toml", ".log", ".wal", ".html")
 
 
@@ -50,6 +51,7 @@ def read_sweep(
     passed_over: list[str] = []
     files, manifest, found = _files([Path(path) for path in paths], format, passed_over)
     sweep = _read(files, found, manifest, model, load_s)
+    _check_loads(sweep)
     if passed_over:
         listed = ", ".join(passed_over[:4]) + (", …" if len(passed_over) > 4 else "")
         note = (
@@ -65,6 +67,17 @@ def read_sweep(
         if not isinstance(given, Given):
             sweep = replace(sweep, notes=(*sweep.notes, *notes_on(given)))
     return replace(sweep, given=told.over(sweep.given))
+
+
+def _check_loads(sweep: Sweep) -> None:
+    """Levels are simulated session by session: a slip of the pen must not ask for a billion."""
+    for level in sweep.levels:
+        if (level.concurrency or 0) > MOST_SESSIONS:
+            raise InputError(
+                f"a level has {level.concurrency:,} sessions, more than {MOST_SESSIONS:,}",
+                where=sweep.source,
+                remedy="correct the concurrency",
+            )
 
 
 def detect(path: Path) -> str:
