@@ -233,6 +233,25 @@ def test_requests_csv_that_cannot_be_used(tmp_path: Path, row: str, says: str) -
         read_sweep(put(tmp_path / "requests.csv", text))
 
 
+@pytest.mark.parametrize(
+    "load",
+    [
+        {"load": {"stages": [5]}},
+        {"load": {"stages": [{"rate": 1}]}},
+        {"load": {"stages": [{"rate": "x", "duration": 5}]}},
+        {
+            "server": {"ignore_eos": True},
+            "data": {"type": "random", "random": {"output_len": "many"}},
+        },
+    ],
+)
+def test_load_profile_beside_requests_that_cannot_be_used(tmp_path: Path, load: object) -> None:
+    put(tmp_path / "profile.yaml", json.dumps(load))
+    text = "arrival_s,prompt_tokens,output_tokens,ttft_s,e2e_s\n0,100,5,0.5,1\n"
+    with pytest.raises(InputError, match=r"profile\.yaml"):
+        read_sweep(put(tmp_path / "requests.csv", text))
+
+
 def test_stages_are_found_in_arrivals() -> None:
     def request(at: float, e2e: float = 2.0) -> ClientRequest:
         return ClientRequest(at, 10, 10, 0.1, e2e)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from replicast.calibration.readers.boot_log import given_of_file
 from replicast.calibration.readers.requests import level_of_requests, stages_by_arrival
-from replicast.calibration.readers.text import csv_rows, input_file, number, read_text, whole
+from replicast.calibration.readers.text import csv_rows, input_file, mapping, number, read_text, whole
 from replicast.calibration.sweep import ClientRequest, Given, Sweep, SweepLevel
 from replicast.sim.errors import InputError
 
@@ -30,6 +30,7 @@ COUNTS: Mapping[str, tuple[str, ...]] = {
     "cached_tokens": ("cached_tokens", "num_cached_tokens"),
 }
 SIDE_FILES = ("exp-config.yaml", "engine.json", "vllm_boot.txt")
+LOAD_PROFILE = "profile.yaml"
 NO_ERROR = ("", "0", "none", "null", "false")
 
 
@@ -189,7 +190,7 @@ def _side_facts(path: Path) -> tuple[Given, list[str]]:
 
 
 def _load_profile(path: Path) -> Mapping[str, Any] | None:
-    side = path.parent / "profile.yaml"
+    side = path.parent / LOAD_PROFILE
     if not side.is_file():
         return None
     text = read_text(side)
@@ -209,8 +210,16 @@ def _stage_windows(profile: Mapping[str, Any] | None) -> list[tuple[float, float
     windows: list[tuple[float, float]] = []
     end = 0.0
     for stage in stages if isinstance(stages, list) else ():
-        end += float(stage["duration"])
-        windows.append((float(stage["rate"]), end))
+        told = mapping(stage, "a stage of the load", LOAD_PROFILE)
+        rate, duration = (number(told.get(name), name, LOAD_PROFILE) for name in ("rate", "duration"))
+        if not rate or not duration:
+            raise InputError(
+                "a stage of the load has no rate or no duration",
+                where=LOAD_PROFILE,
+                remedy="correct it, or take the file away: stages then follow from the arrivals",
+            )
+        end += duration
+        windows.append((rate, end))
     return windows
 
 
@@ -220,4 +229,5 @@ def _forced_output(profile: Mapping[str, Any] | None) -> int | None:
     if not isinstance(server, dict) or not server.get("ignore_eos") or not isinstance(data, dict):
         return None
     shape = data.get(str(data.get("type")))
-    return int(shape["output_len"]) if isinstance(shape, dict) and shape.get("output_len") else None
+    told = shape.get("output_len") if isinstance(shape, dict) else None
+    return whole(told, "output_len", LOAD_PROFILE) or None
