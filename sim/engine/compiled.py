@@ -193,9 +193,18 @@ def build() -> Path:
                 f"the engine could not be compiled: {last[0] if last else 'no message'}",
                 remedy="Install mypy, setuptools and a C compiler; without, the engine runs in Python.",
             )
-        work.rename(target)
+        if package_name.__wrapped__() != name:
+            raise InputError("the engine's text was changed meanwhile", remedy="Compile it again.")
+        try:
+            work.rename(target)
+        except OSError:
+            if not target.is_dir():  # else another build of the same text was first
+                raise
     return target
 
 
 if __name__ == "__main__":
-    print(build())
+    try:
+        print(build())
+    except (InputError, OSError) as error:
+        sys.exit(f"Error: {error}")

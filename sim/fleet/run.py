@@ -18,6 +18,7 @@ from replicast.sim.errors import InputError
 from replicast.sim.fleet.assembly import Assembly, MakeEngine, Mark
 from replicast.sim.fleet.clients import Follower, Shift
 from replicast.sim.fleet.config import FleetConfig
+from replicast.sim.fleet.interrupts import stopped_between_steps
 from replicast.sim.fleet.operations import Operations
 from replicast.sim.fleet.record_file import RecordFile, RecordWriter
 from replicast.sim.fleet.records import Records, in_order_of_arrival
@@ -78,14 +79,14 @@ def simulate(
     assert followers is None or source.is_whole, "followers are named by their place in a trace"
     writer = RecordWriter(record_file) if record_file is not None else None
     try:
-        with _calm_collector():
+        with _calm_collector(), stopped_between_steps(progress) as after_step:
             return _result(
                 module("fleet.assembly").Assembly(
                     source,
                     engine_config,
                     step_time,
                     seed,
-                    progress,
+                    after_step,
                     engines,
                     followers,
                     writer,
