@@ -16,20 +16,36 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
+from replicast.sim.engine.hybrid.stretch import Chain, Stretch
+
 NULL_BLOCK = 0
 
 
 class BlockPool:
     """Reference counts, hashes and the free queue."""
 
-    __slots__ = ("_copies", "_group", "block_hash", "cached", "idle", "num_free", "ref_cnt", "unhashed")
+    __slots__ = (
+        "_copies",
+        "_group",
+        "_next_key",
+        "block_hash",
+        "cached",
+        "idle",
+        "num_free",
+        "ref_cnt",
+        "stretch_of",
+        "unhashed",
+    )
 
     def __init__(self, num_gpu_blocks: int, num_groups: int) -> None:
         self.ref_cnt = [0] * num_gpu_blocks
         self.block_hash: list[int | None] = [None] * num_gpu_blocks
         self.num_free = num_gpu_blocks - 1  # cached ones included
         self.unhashed = list(range(num_gpu_blocks - 1, NULL_BLOCK, -1))  # free; the next to be taken is last
-        self.idle: OrderedDict[int, None] = OrderedDict()  # free and cached; the next to be taken is first
+        # Free and cached, the next to be taken first: a block, or (by its key) a stretch, last block first.
+        self.idle: OrderedDict[int, Stretch | None] = OrderedDict()
+        self._next_key = num_gpu_blocks
+        self.stretch_of: list[Stretch | None] = [None] * num_gpu_blocks
         # By group: hash -> the block published first, and hash -> those published later.
         self.cached: list[dict[int, int]] = [{} for _ in range(num_groups)]
         self._copies: list[dict[int, list[int]]] = [{} for _ in range(num_groups)]
@@ -38,7 +54,10 @@ class BlockPool:
     @property
     def free_queue(self) -> list[int]:
         """Free blocks, the next to be taken first."""
-        return [*reversed(self.unhashed), *self.idle]
+        queue = self.unhashed[::-1]
+        for block, stretch in self.idle.items():
+            queue += [block] if stretch is None else reversed(stretch.blocks)
+        return queue
 
     def take(self, num_blocks: int, blocks: list[int]) -> None:
         """Append new blocks from the head of the free queue to `blocks`; what they cached is lost."""
@@ -48,11 +67,29 @@ class BlockPool:
             if unhashed:
                 block = unhashed.pop()
             else:
-                block = self.idle.popitem(last=False)[0]
+                block, stretch = self.idle.popitem(last=False)
+                if stretch is not None:
+                    num_blocks -= self._take_from(stretch, num_blocks, blocks)
+                    continue
                 self._evict(block)
             ref_cnt[block] = 1
             blocks.append(block)
             num_blocks -= 1
+
+    def _take_from(self, stretch: Stretch, num_blocks: int, blocks: list[int]) -> int:
+        """Take up to `num_blocks` from the first stretch of the queue; how many."""
+        left = stretch.blocks
+        number = min(num_blocks, len(left))
+        for _ in range(number):
+            block = left.pop()
+            self._evict(block)
+            self.stretch_of[block] = None
+            self.ref_cnt[block] = 1
+            blocks.append(block)
+        if left:
+            self.idle[stretch.key] = stretch
+            self.idle.move_to_end(stretch.key, last=False)
+        return number
 
     def touch(self, blocks: list[int]) -> None:
         """Hold cached blocks, so that they cannot be taken."""
@@ -130,8 +167,99 @@ class BlockPool:
             return
         later = copies[block_hash]
         if cached[block_hash] == block:
-            cached[block_hash] = later.pop(0)
+            first = cached[block_hash] = later.pop(0)
+            stretch = self.stretch_of[first]
+            if stretch is not None:
+                stretch.is_copy = False
         else:
             later.remove(block)
         if not later:
             del copies[block_hash]
+
+    # Stretches
+
+    def hold(self, chain: Chain, stretches: list[Stretch], num_places: int) -> None:
+        """A request without blocks holds cached ones up to a place, of each stretch those up to the next."""
+        end = num_places
+        for stretch in reversed(stretches):
+            if stretch.start >= end:
+                continue
+            holders = stretch.holders
+            if stretch.end > end:
+                self._part(stretch, end)
+            elif not holders:
+                del self.idle[stretch.key]
+            if not holders:
+                self.num_free -= len(stretch.blocks)
+            holders[chain] = None
+            chain.stretches.append(stretch)
+            end = stretch.start
+        chain.stretches.reverse()
+
+    def _part(self, stretch: Stretch, place: int) -> None:
+        """Cut off what comes from `place` on; it stays where it is in the queue, or held as it was."""
+        kept = place - stretch.start
+        rest = Stretch(place, stretch.blocks[kept:], stretch.is_copy)
+        del stretch.blocks[kept:]
+        for block in rest.blocks:
+            self.stretch_of[block] = rest
+        if not stretch.holders:
+            rest.key = stretch.key
+            self.idle[rest.key] = rest
+        for chain in stretch.holders:
+            rest.holders[chain] = None
+            chain.stretches.insert(chain.stretches.index(stretch) + 1, rest)
+
+    def publish_own(self, chain: Chain, names: list[int], start: int, group: int) -> None:
+        """Let look-ups find a request's first own blocks, of places `start` and on."""
+        cached, own, stretches = self.cached[group], chain.own, chain.stretches
+        last = stretches[-1] if stretches else None
+        if last is not None and (last.is_copy or len(last.holders) > 1):
+            last = None
+        for place, name in enumerate(names, start):
+            block = own[place - start]
+            is_copy = name in cached
+            self.publish(block, name, group)
+            if last is None or is_copy:
+                last = Stretch(place, [], is_copy)
+                last.holders[chain] = None
+                stretches.append(last)
+            last.blocks.append(block)
+            self.stretch_of[block] = last
+            if is_copy:
+                last = None
+        del own[: len(names)]
+
+    def let_go(self, chain: Chain) -> None:
+        """Let go of all blocks of a request (rule 4)."""
+        freed = len(chain.own)
+        self.unhashed += chain.own
+        later: Stretch | None = None  # to be put at the back of the queue
+        for stretch in reversed(chain.stretches):
+            holders = stretch.holders
+            del holders[chain]
+            if holders:
+                continue
+            freed += len(stretch.blocks)
+            if later is not None and not self._join(stretch, later):
+                self._push(later)
+            later = stretch
+        if later is not None:
+            self._push(later)
+        self.num_free += freed
+
+    def _join(self, stretch: Stretch, later: Stretch) -> bool:
+        """Whether `later` was made a part of `stretch`: where it goes on there, and is the smaller one."""
+        if stretch.is_copy or later.is_copy or stretch.end != later.start:
+            return False
+        if len(later.blocks) > len(stretch.blocks):
+            return False
+        for block in later.blocks:
+            self.stretch_of[block] = stretch
+        stretch.blocks += later.blocks
+        return True
+
+    def _push(self, stretch: Stretch) -> None:
+        key = stretch.key = self._next_key
+        self._next_key = key + 1
+        self.idle[key] = stretch

@@ -19,10 +19,10 @@ from itertools import groupby
 
 from replicast.sim.config import EngineConfig
 from replicast.sim.engine.hybrid.block_pool import BlockPool
+from replicast.sim.engine.hybrid.groups.chain import ChainGroup
 from replicast.sim.engine.hybrid.groups.full import (
     NEVER,
     CacheSettings,
-    Found,
     FullGroups,
     RequestBlocks,
 )
@@ -53,8 +53,9 @@ class KVCacheManager:
         )
         self.pool = pool = BlockPool(config.num_gpu_blocks, len(kv_groups))
         self.units: list[FullGroups] = []
+        num_full = sum(group.kind == "full" for group in kv_groups)
         for group, alike in groupby(range(len(kv_groups)), key=lambda number: kv_groups[number]):
-            self.units.append(_make(group, list(alike), pool, settings))
+            self.units.append(_make(group, list(alike), pool, settings, num_full == 1))
         self.max_model_len = config.max_model_len
         self.enable_caching = config.enable_prefix_caching
         self.num_lookahead_tokens = config.num_lookahead_tokens
@@ -77,7 +78,7 @@ class KVCacheManager:
     def get_computed_blocks(self, held: RequestBlocks, num_tokens: int) -> Hit:
         """The cached blocks that `num_tokens` tokens start with (rule 2)."""
         if not self.enable_caching:
-            return Hit([Found(0, [[] for _ in unit.numbers]) for unit in self.units], 0, 0)
+            return Hit([unit.no_hit() for unit in self.units], 0, 0)
         hit = self._lookup.find(held.hashes, num_tokens - 1)
         held.shared_prefix_boundary = hit.longest if hit.longest > hit.num_tokens else 0
         return hit
@@ -182,8 +183,7 @@ class KVCacheManager:
         """Hits that nobody holds: they leave the free queue when they are taken."""
         number = 0
         for unit, found in zip(self.units, hit.found, strict=True):
-            for blocks in unit.kept(found, hit.num_tokens).blocks:
-                number += self.pool.num_idle(blocks)
+            number += unit.num_idle(found, hit.num_tokens)
         return number
 
     def publish(self, held: RequestBlocks, num_tokens: int) -> None:
@@ -205,10 +205,12 @@ class KVCacheManager:
         return min(num_tokens + self.num_lookahead_tokens, self.max_model_len)
 
 
-def _make(group: KVGroup, numbers: list[int], pool: BlockPool, settings: CacheSettings) -> FullGroups:
+def _make(
+    group: KVGroup, numbers: list[int], pool: BlockPool, settings: CacheSettings, one_full: bool
+) -> FullGroups:
     if group.kind == "sliding_window":
         return WindowGroups(group, numbers, pool, settings)
     if group.kind == "mamba":
         aligned = group.mamba_cache_mode == "align"
         return (AlignedStateGroups if aligned else StateGroups)(group, numbers, pool, settings)
-    return FullGroups(group, numbers, pool, settings)
+    return (ChainGroup if one_full else FullGroups)(group, numbers, pool, settings)

@@ -93,6 +93,11 @@ class Found:
         """Places up to the end of the hit."""
         return self.start + len(self.blocks[0])
 
+    def cut(self, num_places: int) -> None:
+        """Leave a shorter hit of full attention."""
+        for blocks in self.blocks:
+            del blocks[num_places:]
+
 
 class FullGroups:
     """Equal groups of full attention, and the base of the others."""
@@ -161,6 +166,10 @@ class FullGroups:
         """Those of a request that has none yet."""
         return GroupBlocks(self)
 
+    def no_hit(self) -> Found:
+        """What a look-up finds where there is nothing."""
+        return Found(0, [[] for _ in self.numbers])
+
     # A request's life
 
     def _note(self, blocks: GroupBlocks) -> None:
@@ -192,6 +201,10 @@ class FullGroups:
         if skipped <= found.start:
             return found
         return Found(skipped, [blocks[skipped - found.start :] for blocks in found.blocks])
+
+    def num_idle(self, found: Found, num_hit_tokens: int) -> int:
+        """Hits that nobody holds: they leave the free queue when they are taken."""
+        return sum([self.pool.num_idle(blocks) for blocks in self.kept(found, num_hit_tokens).blocks])
 
     def most_held(self, found: Found, num_tokens: int) -> int:
         """The most blocks that a request of so many tokens takes or hits when it is admitted."""

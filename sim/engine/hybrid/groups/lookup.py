@@ -84,8 +84,10 @@ class PrefixLookup:
             assert known is not None, "every kind was asked"
             # 0.25 forgets to cut a second kind of full attention.
             if kind.is_full and (index == 0 or not self._is_25):
-                for blocks in known.blocks:
-                    del blocks[hit // kind.first.block_size :]
+                known.cut(hit // kind.first.block_size)
+            if len(kind.units) == 1:
+                by_unit[kind.units[0][0]] = known
+                continue
             start = 0
             for at, unit in kind.units:
                 by_unit[at] = Found(known.start, known.blocks[start : start + unit.count])
