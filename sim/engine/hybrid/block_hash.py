@@ -14,11 +14,12 @@ they are kept with that, and a prompt costs as many steps as it has segments.
 
 from __future__ import annotations
 
-from replicast.sim.workload import Content, Segment, num_tokens
+from replicast.sim.workload import Content, Segment
 
 ROOT = 0
 LONG_RUN = 8  # blocks
 MOST_KEPT = 200_000  # hashes
+ENDLESS = 1 << 60  # tokens
 
 
 class KnownRuns:
@@ -31,19 +32,19 @@ class KnownRuns:
         self._num_kept = 0
 
     def first(self, previous: int, stream: int, offset: int, block_size: int, num_blocks: int) -> list[int]:
-        """The hashes of `num_blocks` blocks of a run after the block of hash `previous`."""
+        """The hashes of at least `num_blocks` blocks of a run after the block of hash `previous`."""
         key = (previous, stream, offset)
         run = self._runs.get(key)
         if run is None:
             run = self._runs[key] = []
         known = len(run)
-        if known > num_blocks:
-            return run[:num_blocks]
         if known < num_blocks:
             last = run[-1] if run else previous
-            for start in range(offset + known * block_size, offset + num_blocks * block_size, block_size):
+            start = offset + known * block_size
+            for _ in range(num_blocks - known):
                 last = hash((last, stream, start, block_size))
                 run.append(last)
+                start += block_size
             self._num_kept += num_blocks - known
             if self._num_kept > MOST_KEPT:
                 self._runs.clear()
@@ -54,48 +55,94 @@ class KnownRuns:
 class BlockHashes:
     """The hashes of one request's blocks, computed as far as they are asked for.
 
-    Generated tokens count like prompt tokens. Where `output` names fewer tokens than
-    `num_output_tokens`, the missing ones are tokens nobody else has (`private_stream`).
+    Generated tokens count like prompt tokens. What `output` does not name are tokens nobody else has
+    (`private_stream`). Hashes stand in parts, each up to the number in `_ends`, so that those of a known run
+    need no copy.
     """
 
-    __slots__ = ("_block_size", "_content", "_hashes", "_known", "_segment", "_used")
+    __slots__ = (
+        "_block_size",
+        "_content",
+        "_ends",
+        "_flat",
+        "_goes_on",
+        "_known",
+        "_last",
+        "_number",
+        "_parts",
+        "_private_stream",
+        "_segment",
+        "_used",
+    )
 
     def __init__(
-        self,
-        prompt: Content,
-        output: Content,
-        num_output_tokens: int,
-        block_size: int,
-        private_stream: int,
-        known: KnownRuns,
+        self, prompt: Content, output: Content, block_size: int, private_stream: int, known: KnownRuns
     ) -> None:
-        missing = num_output_tokens - num_tokens(output)
         self._content = prompt + output
-        if missing > 0:
-            self._content += (Segment(private_stream, 0, missing),)
+        self._private_stream = private_stream
         self._block_size = block_size
         self._known = known
-        self._hashes: list[int] = []
+        self._parts: list[list[int]] = []
+        self._ends: list[int] = []
+        self._goes_on = False  # whether the last part is its own, and no known run
+        self._flat: list[int] = []
+        self._number = 0
+        self._last = ROOT
         self._segment = 0  # the first token not hashed yet is
         self._used = 0  # token `_used` of `_content[_segment]`
 
+    def name(self, block: int) -> int:
+        """The hash of a block that was reached."""
+        ends, parts = self._ends, self._parts
+        at = len(ends) - 1
+        while at and ends[at - 1] > block:
+            at -= 1
+        return parts[at][block - ends[at - 1] if at else block]
+
     def first(self, num_blocks: int) -> list[int]:
-        """The hashes, of which at least the first `num_blocks` are there (do not change the list)."""
-        hashes, size = self._hashes, self._block_size
-        while len(hashes) < num_blocks:
-            previous = hashes[-1] if hashes else ROOT
+        """At least the first `num_blocks` in one list (do not change it)."""
+        self.reach(num_blocks)
+        flat = self._flat
+        if len(flat) < num_blocks:
+            start = 0
+            for part, end in zip(self._parts, self._ends, strict=True):
+                if end > len(flat):
+                    flat += part[len(flat) - start : end - start]
+                start = end
+        return flat
+
+    def reach(self, num_blocks: int) -> None:
+        """Compute the first `num_blocks` hashes."""
+        size = self._block_size
+        while self._number < num_blocks:
+            number = self._number
+            previous = self._last
             stream, offset, length = self._content[self._segment]
             used = self._used
-            blocks = min((length - used) // size, num_blocks - len(hashes))
+            blocks = min((length - used) // size, num_blocks - number)
             if blocks >= LONG_RUN:
-                hashes += self._known.first(previous, stream, offset + used, size, blocks)
+                run = self._known.first(previous, stream, offset + used, size, blocks)
                 self._used = used + blocks * size
-            elif blocks:
-                hashes.append(hash((previous, stream, offset + used, size)))
+                self._last = run[blocks - 1]
+                self._goes_on = False
+                self._parts.append(run)
+                self._number = number + blocks
+                self._ends.append(self._number)
+                continue
+            if blocks:
+                name = hash((previous, stream, offset + used, size))
                 self._used = used + size
             else:
-                hashes.append(hash((previous, *self._runs_of_next_block())))
-        return hashes
+                name = hash((previous, *self._runs_of_next_block()))
+            self._last = name
+            self._number = number + 1
+            if self._goes_on:
+                self._parts[-1].append(name)
+                self._ends[-1] = self._number
+            else:
+                self._goes_on = True
+                self._parts.append([name])
+                self._ends.append(self._number)
 
     def _runs_of_next_block(self) -> list[int]:
         runs: list[int] = []
@@ -119,4 +166,6 @@ class BlockHashes:
             if self._used == length and wanted:
                 self._segment += 1
                 self._used = 0
+                if self._segment == len(self._content):
+                    self._content += (Segment(self._private_stream, 0, ENDLESS),)
         return runs

@@ -10,6 +10,7 @@ The rules, as in `vllm/v1/core/block_pool.py`:
    of the queue (the last block becomes its head), with hash to the back (last block first).
 
 So the free queue is always blocks without hash, then cached ones, oldest freed first: a stack and a queue.
+Neighbours in full attention are one entry of the queue (`stretch.py`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class BlockPool:
 
     __slots__ = (
         "_copies",
+        "_front",
         "_group",
         "_next_key",
         "block_hash",
@@ -45,6 +47,7 @@ class BlockPool:
         # Free and cached, the next to be taken first: a block, or (by its key) a stretch, last block first.
         self.idle: OrderedDict[int, Stretch | None] = OrderedDict()
         self._next_key = num_gpu_blocks
+        self._front: Stretch | None = None  # the one before all others, of which blocks are being taken
         self.stretch_of: list[Stretch | None] = [None] * num_gpu_blocks
         # By group: hash -> the block published first, and hash -> those published later.
         self.cached: list[dict[int, int]] = [{} for _ in range(num_groups)]
@@ -55,6 +58,8 @@ class BlockPool:
     def free_queue(self) -> list[int]:
         """Free blocks, the next to be taken first."""
         queue = self.unhashed[::-1]
+        if self._front is not None:
+            queue += reversed(self._front.blocks)
         for block, stretch in self.idle.items():
             queue += [block] if stretch is None else reversed(stretch.blocks)
         return queue
@@ -66,10 +71,12 @@ class BlockPool:
         while num_blocks:
             if unhashed:
                 block = unhashed.pop()
+            elif self._front is not None:
+                num_blocks -= self._take_from(self._front, num_blocks, blocks)
+                continue
             else:
-                block, stretch = self.idle.popitem(last=False)
-                if stretch is not None:
-                    num_blocks -= self._take_from(stretch, num_blocks, blocks)
+                block, self._front = self.idle.popitem(last=False)
+                if self._front is not None:
                     continue
                 self._evict(block)
             ref_cnt[block] = 1
@@ -77,18 +84,25 @@ class BlockPool:
             num_blocks -= 1
 
     def _take_from(self, stretch: Stretch, num_blocks: int, blocks: list[int]) -> int:
-        """Take up to `num_blocks` from the first stretch of the queue; how many."""
-        left = stretch.blocks
+        """Take up to `num_blocks` of the stretch in front; how many."""
+        left, block_hash, stretch_of, ref_cnt = stretch.blocks, self.block_hash, self.stretch_of, self.ref_cnt
+        group = self._group[left[0]]
+        cached, copies = self.cached[group], self._copies[group]
         number = min(num_blocks, len(left))
         for _ in range(number):
             block = left.pop()
-            self._evict(block)
-            self.stretch_of[block] = None
-            self.ref_cnt[block] = 1
+            name = block_hash[block]
+            assert name is not None, "what is idle is cached"
+            if copies and name in copies:
+                self._evict(block)
+            else:
+                del cached[name]
+                block_hash[block] = None
+            stretch_of[block] = None
+            ref_cnt[block] = 1
             blocks.append(block)
-        if left:
-            self.idle[stretch.key] = stretch
-            self.idle.move_to_end(stretch.key, last=False)
+        if not left:
+            self._front = None
         return number
 
     def touch(self, blocks: list[int]) -> None:
@@ -187,6 +201,8 @@ class BlockPool:
             holders = stretch.holders
             if stretch.end > end:
                 self._part(stretch, end)
+            elif stretch is self._front:
+                self._front = None
             elif not holders:
                 del self.idle[stretch.key]
             if not holders:
@@ -203,7 +219,9 @@ class BlockPool:
         del stretch.blocks[kept:]
         for block in rest.blocks:
             self.stretch_of[block] = rest
-        if not stretch.holders:
+        if stretch is self._front:
+            self._front = rest
+        elif not stretch.holders:
             rest.key = stretch.key
             self.idle[rest.key] = rest
         for chain in stretch.holders:
@@ -213,21 +231,28 @@ class BlockPool:
     def publish_own(self, chain: Chain, names: list[int], start: int, group: int) -> None:
         """Let look-ups find a request's first own blocks, of places `start` and on."""
         cached, own, stretches = self.cached[group], chain.own, chain.stretches
+        block_hash, stretch_of = self.block_hash, self.stretch_of
         last = stretches[-1] if stretches else None
         if last is not None and (last.is_copy or len(last.holders) > 1):
             last = None
-        for place, name in enumerate(names, start):
+        place = start
+        for name in names:
             block = own[place - start]
             is_copy = name in cached
-            self.publish(block, name, group)
             if last is None or is_copy:
                 last = Stretch(place, [], is_copy)
                 last.holders[chain] = None
                 stretches.append(last)
             last.blocks.append(block)
-            self.stretch_of[block] = last
+            stretch_of[block] = last
+            block_hash[block] = name
+            self._group[block] = group
             if is_copy:
+                self._copies[group].setdefault(name, []).append(block)
                 last = None
+            else:
+                cached[name] = block
+            place += 1
         del own[: len(names)]
 
     def let_go(self, chain: Chain) -> None:

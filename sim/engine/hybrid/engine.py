@@ -112,7 +112,7 @@ class HybridEngine(PoolEffects):
             chunks.append(new)
             ends.append(elapsed)
         k = len(chunks)
-        blocks = sum([k // size + 1 for size in self._group_sizes]) * count
+        blocks = self._most_to_take(k) * count
         blocks += self.manager.most_to_take(prefill.blocks, done, k)
         if not k or blocks > self.manager.pool.num_free:
             return False
@@ -202,8 +202,10 @@ class HybridEngine(PoolEffects):
 
     def _num_decodes_behind(self, prefill: HybridState) -> int:
         """Decodes that come after a half-done prompt."""
-        number = 0
-        for state in reversed(self.scheduler.running):
+        number, running = 0, self.scheduler.running
+        if running[-1] is prefill:
+            return 0
+        for state in reversed(running):
             if state is prefill:
                 break
             number += state not in self.prefills and state.leave > self.clock

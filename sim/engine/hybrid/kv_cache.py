@@ -144,8 +144,9 @@ class KVCacheManager:
 
         With `reserve_full_isl` all `num_tokens` must fit now (rule 3).
         """
-        for unit, found in zip(self.units, hit.found, strict=True):
-            if unit.is_refused(found):
+        units, found = self.units, hit.found
+        for index in range(len(self.units)):
+            if units[index].is_refused(found[index]):
                 return False
         num_hit = hit.num_tokens
         total = num_hit + num_new
@@ -156,15 +157,15 @@ class KVCacheManager:
         whole = min(num_tokens, self.max_model_len) if reserve_full_isl else 0
         if not self._surely_fits(hit, max(whole, slots), spare):
             need = reserved = 0
-            for unit, found in zip(self.units, hit.found, strict=True):
-                need += unit.num_to_admit(found, num_hit, total, slots)
+            for index in range(len(self.units)):
+                need += units[index].num_to_admit(found[index], num_hit, total, slots)
                 if reserve_full_isl:
-                    reserved += unit.num_to_reserve(found, num_hit, whole)
+                    reserved += units[index].num_to_reserve(found[index], num_hit, whole)
             if max(need, reserved) + self._num_idle(hit) > spare:
                 return False
-        for unit, found in zip(self.units, hit.found, strict=True):
-            blocks = unit.new_blocks()
-            unit.adopt(blocks, found, num_hit)
+        for index in range(len(self.units)):
+            blocks = units[index].new_blocks()
+            units[index].adopt(blocks, found[index], num_hit)
             held.units.append(blocks)
         for blocks in held.units:
             if slots > blocks.room:
@@ -175,15 +176,15 @@ class KVCacheManager:
 
     def _surely_fits(self, hit: Hit, num_tokens: int, spare: int) -> bool:
         """Whether even all blocks of so many tokens find room, those hit included."""
-        for unit, found in zip(self.units, hit.found, strict=True):
-            spare -= unit.most_held(found, num_tokens)
+        for index in range(len(self.units)):
+            spare -= self.units[index].most_held(hit.found[index], num_tokens)
         return spare >= 0
 
     def _num_idle(self, hit: Hit) -> int:
         """Hits that nobody holds: they leave the free queue when they are taken."""
         number = 0
-        for unit, found in zip(self.units, hit.found, strict=True):
-            number += unit.num_idle(found, hit.num_tokens)
+        for index in range(len(self.units)):
+            number += self.units[index].num_idle(hit.found[index], hit.num_tokens)
         return number
 
     def publish(self, held: RequestBlocks, num_tokens: int) -> None:

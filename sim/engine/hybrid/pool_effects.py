@@ -96,8 +96,9 @@ class PoolEffects(MacroEngine):
             step = due.next(end)
 
     def _touch_due(self, step: int) -> None:
-        for state in self.due.pop(step):
-            self._touch(state, step)
+        if self.due.next(step + 1) == step:
+            for state in self.due.pop(step):
+                self._touch(state, step)
 
     def _look_at_peak(self) -> None:
         used = self.cache.num_usable - self.manager.pool.num_free
@@ -130,7 +131,7 @@ class PoolEffects(MacroEngine):
         """The most steps of decodes up to `k` for whose blocks there is room."""
         count, clock = self.decodes.count, self.clock
         free = self.manager.pool.num_free
-        if sum([k // size + 1 for size in self._group_sizes]) * count <= free:
+        if self._most_to_take(k) * count <= free:
             return k
         quiet = self.due.next(clock + k) - clock
         if quiet == k:
@@ -140,6 +141,14 @@ class PoolEffects(MacroEngine):
         if quiet:
             return quiet
         return 1 if self._num_to_take(1) <= free else 0
+
+    def _most_to_take(self, k: int) -> int:
+        """The most blocks that one decode takes in `k` steps."""
+        most = len(self._group_sizes)
+        if k >= self._smallest:
+            for size in self._group_sizes:
+                most += k // size
+        return most
 
     def _num_to_take(self, k: int) -> int:
         """Blocks that the next `k` steps of the decodes take."""

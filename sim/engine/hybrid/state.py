@@ -21,7 +21,6 @@ class HybridState(RequestState):
         hashes = BlockHashes(
             request.prompt,
             request.output,
-            request.max_tokens,
             hash_block_size,
             -1 - request.request_id,  # what its output does not name is nobody else's
             known,

@@ -6,6 +6,7 @@ prompt is a few stretches, and where the last block of one is found, so are the 
 
 from __future__ import annotations
 
+from replicast.sim.engine.hybrid.block_hash import BlockHashes
 from replicast.sim.engine.hybrid.groups.full import Found, FullGroups, GroupBlocks, RequestBlocks, cdiv
 from replicast.sim.engine.hybrid.stretch import Chain, Stretch
 
@@ -52,12 +53,13 @@ class ChainGroup(FullGroups):
     def no_hit(self) -> Found:
         return FoundStretches([], 0)
 
-    def find(self, cached: list[dict[int, int]], hashes: list[int], num_tokens: int) -> Found:
+    def find(self, cached: list[dict[int, int]], hashes: BlockHashes, num_tokens: int) -> Found:
         table, step, stretch_of = cached[0], self.hashes_per_block, self.pool.stretch_of
         found: list[Stretch] = []
         length, place = num_tokens // self.block_size, 0
+        hashes.reach(length * step)
         while place < length:
-            block = table.get(hashes[(place + 1) * step - 1])
+            block = table.get(hashes.name((place + 1) * step - 1))
             if block is None:
                 break
             stretch = stretch_of[block]
@@ -66,13 +68,13 @@ class ChainGroup(FullGroups):
             place = self._end_of_hit(stretch, hashes, min(stretch.end, length))
         return FoundStretches(found, place - place % (self.alignment // self.block_size))
 
-    def _end_of_hit(self, stretch: Stretch, hashes: list[int], end: int) -> int:
+    def _end_of_hit(self, stretch: Stretch, hashes: BlockHashes, end: int) -> int:
         """The place up to which a stretch, whose first block is hit, holds what is asked for."""
         blocks, block_hash, step = stretch.blocks, self.pool.block_hash, self.hashes_per_block
         start = stretch.start
         low, middle = start + 1, end
         while low < end:
-            if block_hash[blocks[middle - 1 - start]] == hashes[middle * step - 1]:
+            if block_hash[blocks[middle - 1 - start]] == hashes.name(middle * step - 1):
                 low = middle
             else:
                 end = middle - 1
@@ -123,7 +125,9 @@ class ChainGroup(FullGroups):
             return
         blocks.num_published = end
         step = self.hashes_per_block
-        names = held.hashes.first(end * step)[(start + 1) * step - 1 : end * step : step]
+        hashes = held.hashes
+        hashes.reach(end * step)
+        names = [hashes.name(place * step - 1) for place in range(start + 1, end + 1)]
         self.pool.publish_own(blocks.chain, names, start, self.numbers[0])
 
     def free(self, blocks: GroupBlocks) -> None:

@@ -46,7 +46,7 @@ class GroupBlocks:
 
     def __init__(self, unit: FullGroups) -> None:
         self.unit = unit
-        self.ids: list[list[int]] = [[] for _ in unit.numbers]
+        self.ids: list[list[int]] = []
         self.num_published = 0
         self.num_dropped = 0
         self.room = 0
@@ -120,11 +120,11 @@ class FullGroups:
 
     # What differs between the kinds
 
-    def find(self, cached: list[dict[int, int]], hashes: list[int], num_tokens: int) -> Found:
+    def find(self, cached: list[dict[int, int]], hashes: BlockHashes, num_tokens: int) -> Found:
         """What serves a look-up of at most `num_tokens` tokens; `cached` are the tables of the groups."""
         step = self.hashes_per_block
         length = num_tokens // self.block_size
-        names = hashes[step - 1 : length * step : step]
+        names = hashes.first(length * step)[step - 1 : length * step : step]
         blocks: list[list[int]] = []
         for table in cached:
             hits = [*map(table.get, names)]
@@ -164,7 +164,9 @@ class FullGroups:
 
     def new_blocks(self) -> GroupBlocks:
         """Those of a request that has none yet."""
-        return GroupBlocks(self)
+        blocks = GroupBlocks(self)
+        blocks.ids = [[] for _ in self.numbers]
+        return blocks
 
     def no_hit(self) -> Found:
         """What a look-up finds where there is nothing."""

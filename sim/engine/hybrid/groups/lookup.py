@@ -8,21 +8,23 @@ a hit too.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from replicast.sim.engine.hybrid.block_hash import BlockHashes
 from replicast.sim.engine.hybrid.groups.full import Found, FullGroups
 
 
-class Hit(NamedTuple):
+class Hit:
     """What a look-up found: blocks of each unit of equal groups, and tokens served.
 
     `longest` is the longest prefix that any kind had cached, at least `num_tokens`.
     """
 
-    found: list[Found]
-    num_tokens: int
-    longest: int
+    __slots__ = ("found", "longest", "num_tokens")
+
+    def __init__(self, found: list[Found], num_tokens: int, longest: int) -> None:
+        self.found = found
+        self.num_tokens = num_tokens
+        self.longest = longest
 
 
 class _Kind:
@@ -35,9 +37,7 @@ class _Kind:
         self.cached = [unit.pool.cached[number] for _, unit in units for number in unit.numbers]
 
     def find(self, hashes: BlockHashes, num_tokens: int) -> Found:
-        first = self.first
-        known = hashes.first(num_tokens // first.block_size * first.hashes_per_block)
-        return first.find(self.cached, known, num_tokens)
+        return self.first.find(self.cached, hashes, num_tokens)
 
 
 class PrefixLookup:

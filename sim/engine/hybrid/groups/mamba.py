@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from replicast.sim.engine.hybrid.block_hash import BlockHashes
 from replicast.sim.engine.hybrid.block_pool import NULL_BLOCK, BlockPool
 from replicast.sim.engine.hybrid.groups.full import (
     NEVER,
@@ -74,7 +75,7 @@ class StateBlocks(GroupBlocks):
         self.last_state = -1  # place of the state before the running one, -1: none to drop
 
     def by_group(self) -> list[list[int]]:
-        tables = [[NULL_BLOCK] * self.num_places for _ in self.ids]
+        tables = [[NULL_BLOCK] * self.num_places for _ in self.unit.numbers]
         for state in self.states:
             for table, block in zip(tables, state.blocks, strict=True):
                 table[state.place] = block
@@ -97,12 +98,13 @@ class AlignedStateGroups(StateGroups):
     def new_blocks(self) -> GroupBlocks:
         return StateBlocks(self)
 
-    def find(self, cached: list[dict[int, int]], hashes: list[int], num_tokens: int) -> Found:
+    def find(self, cached: list[dict[int, int]], hashes: BlockHashes, num_tokens: int) -> Found:
         step, per_hit = self.hashes_per_block, self.alignment // self.block_size
         first = cached[0]
         end = num_tokens // self.block_size
+        hashes.reach(end * step)
         for place in range(end - end % per_hit - 1, -1, -per_hit):
-            block_hash = hashes[(place + 1) * step - 1]
+            block_hash = hashes.name((place + 1) * step - 1)
             if block_hash in first:
                 blocks: list[list[int]] = []
                 for table in cached:
@@ -195,9 +197,7 @@ class AlignedStateGroups(StateGroups):
             if state.place >= end:
                 break
             number += 1
-        if number == 1:
-            self.pool.free_each(states.pop(0).blocks)
-        elif number:
+        if number:
             self._free(states[:number])
             del states[:number]
         self._note(blocks)
@@ -220,6 +220,9 @@ class AlignedStateGroups(StateGroups):
         self._note(blocks)
 
     def _free(self, states: list[State]) -> None:
+        if len(states) == 1:
+            self.pool.free_each(states[0].blocks)
+            return
         for index in range(self.count):
             self.pool.free([state.blocks[index] for state in states])
 
@@ -244,9 +247,9 @@ class AlignedStateGroups(StateGroups):
         blocks.num_published = end
         for state in blocks.states:
             if first <= state.place < end and self._is_reachable(state.place, held):
-                name = held.hashes.first(end * self.hashes_per_block)[
-                    (state.place + 1) * self.hashes_per_block - 1
-                ]
+                last = (state.place + 1) * self.hashes_per_block
+                held.hashes.reach(last)
+                name = held.hashes.name(last - 1)
                 for index in range(self.count):
                     self.pool.publish(state.blocks[index], name, self.numbers[index])
                 self._published_this_step.add(name)
@@ -257,10 +260,9 @@ class AlignedStateGroups(StateGroups):
         if interval is None:
             return True
         end, alignment = (place + 1) * self.block_size, self.alignment
-        if end in (
-            (held.num_prompt_tokens - 1) // alignment * alignment,
-            held.shared_prefix_boundary // alignment * alignment,
-        ):
+        if end == (held.num_prompt_tokens - 1) // alignment * alignment:
+            return True
+        if end == held.shared_prefix_boundary // alignment * alignment:
             return True
         return interval > 0 and end % interval == 0
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from replicast.sim.engine.hybrid.block_hash import BlockHashes
 from replicast.sim.engine.hybrid.block_pool import BlockPool
 from replicast.sim.engine.hybrid.groups.full import (
     CacheSettings,
@@ -39,13 +40,14 @@ class WindowGroups(FullGroups):
         # It may start inside a block.
         self.most_admission_tokens = (cdiv(most_tokens, self.block_size) + 1) * self.block_size
 
-    def find(self, cached: list[dict[int, int]], hashes: list[int], num_tokens: int) -> Found:
+    def find(self, cached: list[dict[int, int]], hashes: BlockHashes, num_tokens: int) -> Found:
         """From right to left: the first run long enough, else what run there is from the start."""
         step, per_hit = self.hashes_per_block, self.alignment // self.block_size
+        names = hashes.first(num_tokens // self.block_size * step)
         first, others = cached[0], cached[1:]
         run = end = 0  # places end - run … end are cached
         for place in range(num_tokens // self.block_size - 1, -1, -1):
-            block_hash = hashes[(place + 1) * step - 1]
+            block_hash = names[(place + 1) * step - 1]
             if block_hash not in first or (others and not _in_all(others, block_hash)):
                 run = 0
                 continue
@@ -60,7 +62,7 @@ class WindowGroups(FullGroups):
             run = end = run - run % per_hit
         places = range(end - run, end)
         return Found(
-            end - run, [[table[hashes[(place + 1) * step - 1]] for place in places] for table in cached]
+            end - run, [[table[names[(place + 1) * step - 1]] for place in places] for table in cached]
         )
 
     def num_skipped(self, num_computed: int) -> int:
