@@ -4,7 +4,8 @@ HEAD = """# How accurate the predictions are
 
 Made by `python -m replicast.calibration.accuracy`; do not edit. `docs/calibration.md` says how it is done.
 
-Everything here is held out: the level, stage or run that is predicted had no part in the fit.
+Everything here is held out: the level, stage or run that is predicted had no part in the fit, only in the
+choice of a few constants that are named below.
 
 - *Load given*: concurrency, window and deadline, prompt and output tokens a request, requests alive at a
   time (sessions times the agents that each runs) and tool time are known, as a plan knows them of its
@@ -86,5 +87,6 @@ LIMITS = """## What is out of reach, and why
   rate. From one arm of a server to another (other seats) the fit carries over: about 10 %. The ceiling of
   running requests there follows where first prompts are as long as the KV gauge says.
 - **KV peak above .95.** Sessions evict each other, and who loses what depends on the order of arrival.
-  Eviction is simulated, and errors are about twice those of free levels.
+  Eviction is simulated: token rates and time per token are then predicted nearly as well as on free
+  levels, time to first token somewhat worse.
 """
