@@ -85,7 +85,7 @@ LIMITS = """## What is out of reach, and why
   or taken as full attention: waiting and prefill come out better with them, token rates do not.
 - **From one GPU to another.** Physics alone scales a fit no better than its priors: 20 to 115 % in output
   rate. From one arm of a server to another (other seats) the fit carries over: about 10 %. The ceiling of
-  running requests there follows where first prompts are as long as the KV gauge says.
+  running requests there (87) comes out 14 % too high.
 - **KV peak above .95.** Sessions evict each other, and who loses what depends on the order of arrival.
   Eviction is simulated: token rates and time per token are then predicted nearly as well as on free
   levels, time to first token somewhat worse.
