@@ -153,7 +153,11 @@ def test_stopped_without_traceback_or_workers_left(
     out = tmp_path / "out"
     more = ["--jobs", jobs, "--replicas", "1,2", "--out", str(out)]
     program = [sys.executable, "-c", ENDLESS, "replay", str(trace(tmp_path, row(0))), *PROFILE, *more]
+    before = signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # ignored in the background, and inherited
     child = subprocess.Popen(program, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    signal.signal(signal.SIGINT, before)
     assert child.stdout is not None
     assert child.stdout.read(4) == "runs"
     child.send_signal(number)

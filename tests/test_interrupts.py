@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,14 @@ from replicast.sim.fleet.run import simulate
 sys.path.insert(0, str(Path(__file__).parent))
 
 import planning_cases
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c_as_usual() -> Iterator[None]:
+    """Whatever started the tests: a job in the background of a shell ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def test_a_signal_waits_for_the_end_of_a_step() -> None:
