@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -103,18 +104,23 @@ def simulate(
         raise
 
 
+_runs = count()
+
+
 @contextmanager
 def _calm_collector() -> Iterator[None]:
     """What was there before the run, a whole trace at times, is not the run's garbage: no walk over it.
 
-    The run is, once it is over: thawed uncollected it would count as old, and stay.
+    The run is, once it is over: thawed uncollected it would count as old, and stay. What a first run leaves
+    may stay, what a thousand leave fills the memory.
     """
     others = gc.get_freeze_count()
     gc.freeze()
     try:
         yield
     finally:
-        gc.collect()
+        if next(_runs):
+            gc.collect()
         if not others:
             gc.unfreeze()
 
