@@ -20,11 +20,10 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from replicast.calibration.fit import Fitted, squares
+from replicast.calibration.fit import Fitted, robust, squares
 from replicast.calibration.likelihood import WEAK, half_width, profile_interval, reason_to_profile
 from replicast.calibration.model import Parameter, Point, point_at
 from replicast.calibration.noise import residual_covariance
-from replicast.calibration.predict import Residuals
 
 Floats = NDArray[np.float64]
 
@@ -109,27 +108,16 @@ def draw_points(
     ]
 
 
-def without_level(fitted: Fitted, level: int) -> tuple[Floats, tuple[Residuals, ...]]:
-    """The optimum had `level` not been measured, and the residuals of the other levels there."""
+def without_level(fitted: Fitted, level: int) -> Floats:
+    """The optimum had `level` not been measured."""
     kept = [i for i, (at, _) in enumerate(fitted.names) if at != level]
     kept += range(len(fitted.names), len(fitted.residuals))
-    robust = (1 + fitted.residuals**2) ** -0.25
     jacobian = fitted.jacobian[kept]
-    residuals = (fitted.residuals * robust)[kept]
+    residuals = (fitted.residuals * robust(fitted.residuals))[kept]
     noise = fitted.slope_noise * (len(kept) - len(fitted.params)) / len(fitted.names)
     step = -np.linalg.solve(squares(jacobian, noise), jacobian.T @ residuals)
-    low, high = (np.array([getattr(p, side) for p in fitted.params]) for side in ("low", "high"))
-    x = np.clip(fitted.x + np.clip(step, -LONGEST_STEP, LONGEST_STEP), low, high)
-    moved = x - fitted.x
-    plain = fitted.jacobian / robust[:, None]
-    at_x = fitted.residuals + plain @ moved
-    others: dict[int, dict[str, float]] = {}
-    for i, (at, name) in enumerate(fitted.names):
-        if at != level:
-            # A residual is simulated - measured; a correction is what to add to the simulation.
-            others.setdefault(at, {})[name] = -float(at_x[i]) * fitted.sds[i]
-    known = tuple(Residuals(fitted.models[at].concurrency, by) for at, by in sorted(others.items()))
-    return x, known
+    x = fitted.x + np.clip(step, -LONGEST_STEP, LONGEST_STEP)
+    return np.asarray(np.clip(x, fitted.problem.low, fitted.problem.high))
 
 
 def _interval(fitted: Fitted, covariance: Floats, i: int) -> Interval:

@@ -294,7 +294,7 @@ def leave_one_out(
     centre = centre_of([model.level for model in fitted.models])
     rows: list[Row] = []
     for index, model in enumerate(fitted.models):
-        x, _ = without_level(fitted, index)
+        x = without_level(fitted, index)
         point = point_at(fitted.params, x)
         others = [other for j, other in enumerate(fitted.models) if j != index]
         known = tuple(known_level(other, residuals_of(other, point)) for other in others)
