@@ -29,6 +29,7 @@ from replicast.calibration.laws.queueing import queueing
 from replicast.calibration.laws.replication import replication
 from replicast.calibration.laws.residuals import residuals
 from replicast.calibration.laws.tokens import token_balance
+from replicast.calibration.physics import check_group
 from replicast.calibration.profile import Profile
 from replicast.calibration.server import ServerFacts, server_facts
 from replicast.calibration.sweep import Sweep
@@ -126,6 +127,8 @@ def check_sweep(
     if against is not None:
         _check_same_model(sweep, against)
     gpu, gpus = _gpu(sweep)
+    if gpu is not None:
+        check_group(gpu, sweep.given.tensor_parallel_size or 1, sweep.source)
     case = Case(sweep, parallel_per_session, gpu, gpus, _facts(sweep), profile, against)
     run = tuple(number for number in LAWS if number not in without)
     answers = [LAWS[number](case) for number in run]

@@ -158,6 +158,17 @@ def expected_blocks(
     return int(left // caches.block_bytes)
 
 
+def check_group(gpu: Gpu, tensor_parallel_size: int, where: str | None = None) -> None:
+    """Refuse more GPUs than tensor parallelism spans."""
+    if tensor_parallel_size > gpu.largest_group:
+        raise InputError(
+            f"tensor_parallel_size is {tensor_parallel_size:,}, and {gpu.largest_group} {gpu.name} at most "
+            "share the layers of one model",
+            where=where,
+            remedy="more GPUs than that make further replicas",
+        )
+
+
 def check_peak(steps: StepSeconds, bounds: Priors) -> list[str]:
     """Coefficients that beat the hardware, in words; empty if none does."""
     return [
@@ -188,12 +199,7 @@ def estimate(
 ) -> Profile:
     """A profile from physics alone: marked uncalibrated, with the wide intervals that it deserves."""
     gpu = GPUS[hardware] if isinstance(hardware, str) else hardware
-    if tensor_parallel_size > gpu.largest_group:
-        raise InputError(
-            f"tensor_parallel_size is {tensor_parallel_size:,}, and {gpu.largest_group} {gpu.name} at most "
-            "share the layers of one model",
-            remedy="more GPUs than that make further replicas",
-        )
+    check_group(gpu, tensor_parallel_size)
     found = priors(model, gpu, tensor_parallel_size)
     pool = expected_kv_tokens(model, gpu, tensor_parallel_size)
     if pool < 1_000:

@@ -13,7 +13,14 @@ from pathlib import Path
 
 from replicast.calibration.facts import INSTANCES, PRICES, Attention, Gpu, Model, find_gpu, find_model
 from replicast.calibration.hybrid import context_tokens
-from replicast.calibration.physics import Priors, caches_of, expected_blocks, expected_kv_tokens, priors
+from replicast.calibration.physics import (
+    Priors,
+    caches_of,
+    check_group,
+    expected_blocks,
+    expected_kv_tokens,
+    priors,
+)
 from replicast.calibration.pool import IN_FLIGHT, hybrid_pool, plain_pool
 from replicast.calibration.sweep import Given, Sweep, SweepLevel
 from replicast.sim.config import EngineArgs, EngineConfig
@@ -72,6 +79,7 @@ def server_facts(
     notes: list[str] = []
     gpu, count = _gpu(told, hardware, sweep.source)
     tp, why = _tensor_parallel_size(told, sweep, count)
+    check_group(gpu, tp, sweep.source)
     if why:
         notes.append(f"tensor_parallel_size is not told: {tp}, {why}")
     found = model or _model(told, sweep)

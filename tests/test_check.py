@@ -18,6 +18,7 @@ from replicast.calibration.generate import CollectorSession, Scrape, write_colle
 from replicast.calibration.laws.findings import Answer, Case, Finding
 from replicast.calibration.profile import load_profile
 from replicast.calibration.readers.detect import read_sweep
+from replicast.calibration.server import server_facts
 from replicast.calibration.server_counters import ServerCounters
 from replicast.calibration.sweep import Gauge, Given, Histogram, Sweep, SweepLevel
 from replicast.sim.errors import InputError
@@ -130,6 +131,14 @@ def test_another_models_sweep_is_not_compared_with() -> None:
     with pytest.raises(InputError, match=r"beta\.json: no level of Org/Alpha-7B in it: its model is beta"):
         check_sweep(one, against=other)
     assert check_sweep(one, against=replace(one, model="alpha-7b-fp8")).ok
+
+
+def test_more_gpus_than_share_a_model_are_refused() -> None:
+    one = sweep(1, 2, 5)
+    many = replace(one, given=replace(one.given, tensor_parallel_size=1_000_000))
+    for use in (check_sweep, server_facts):
+        with pytest.raises(InputError, match=r"s\.json: tensor_parallel_size is 1,000,000, and 16 H200"):
+            use(many)
 
 
 def test_absurd_figures_are_no_measurements() -> None:

@@ -143,6 +143,10 @@ def test_keys_that_are_no_facts_are_named(tmp_path: Path) -> None:
         ("tp=two", "not a finite number"),
         ("async_scheduling=perhaps", "neither true nor false"),
         ("dtype=foo", "dtype is 'foo'"),
+        ("gpu_memory_utilization=90", "gpu_memory_utilization is 90"),
+        ("gpu_memory_utilization=0", "gpu_memory_utilization is 0"),
+        ("vllm=banana", "'banana' is not a vLLM version"),
+        ("vllm_version=0.6.3", "only the V1 engine"),
         ("kv-cache-dtype=fp9", "kv_cache_dtype is 'fp9'"),
     ],
 )

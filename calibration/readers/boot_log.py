@@ -18,6 +18,7 @@ from typing import Any
 
 from replicast.calibration.readers.text import number, parse_json, read_text, whole
 from replicast.calibration.sweep import Given
+from replicast.sim.defaults import rules_of
 from replicast.sim.errors import InputError
 
 BOOT_MARKS = ("vLLM API server version", "Initializing a V1 LLM engine", "GPU KV cache size:")
@@ -257,7 +258,18 @@ def given_of_mapping(facts: Mapping[str, Any], where: str) -> Given:
             raise InputError(
                 f"{name} is {value!r}", where=where, remedy=f"vLLM's flag takes {', '.join(known)}, …"
             )
-    return _given({name: value for name, value in named.items() if name in FACTS}, where)
+    given = _given({name: value for name, value in named.items() if name in FACTS}, where)
+    share = given.gpu_memory_utilization
+    if share is not None and not 0 < share <= 1:
+        raise InputError(
+            f"gpu_memory_utilization is {share:g}", where=where, remedy="it is a share, such as 0.9"
+        )
+    if given.vllm_version is not None:
+        try:
+            rules_of(given.vllm_version)
+        except InputError as error:
+            raise InputError(error.what, where=where, remedy=error.remedy) from error
+    return given
 
 
 def _flat(facts: Mapping[str, Any]) -> dict[str, Any]:
@@ -283,7 +295,7 @@ def parse_given(items: Iterable[str]) -> Given:
             if replace(told, sources=()) == Given():
                 raise InputError(
                     "no fact of a server in it",
-                    where=f"--given {item}",
+                    where=item,
                     remedy="give the server's log from its start, or lines such as max_num_seqs: 64",
                 )
             given = told.over(given)
