@@ -38,11 +38,12 @@ COMMANDS = (
 
 
 class Refusal(click.ClickException):
-    """Bad input as click shows it, with the exit code that the error asks for."""
+    """Bad input as click shows it; where a flag's value is what is wrong, with click's code for that."""
 
     def __init__(self, error: InputError) -> None:
         super().__init__(str(error))
-        self.exit_code = error.exit_code  # type: ignore[misc]
+        of_flag = (error.where or "").startswith("--")
+        self.exit_code = click.UsageError.exit_code if of_flag else error.exit_code  # type: ignore[misc]
 
 
 class Commands(click.Group):

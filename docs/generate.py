@@ -27,7 +27,7 @@ EXIT_CODES = """## Exit codes
 |---|---|
 | 0 | done |
 | 1 | cannot run: bad data, unreadable file, every request longer than `max_model_len` |
-| 2 | wrong usage |
+| 2 | wrong usage: no such flag, or a value that it does not take |
 | 3 | ran, and the answer is no: a sweep that is not usable, a goal that no replica count meets |
 | 4 | ran, inconclusive: the range holds the limit |
 | 130 | stopped by Ctrl-C |

@@ -109,6 +109,7 @@ def test_output_folder_is_checked_before_anything_else(tmp_path: Path) -> None:
         ["--task-tokens", "5"],
         ["--router", "magic"],
         ["--seed", "-1"],
+        ["--models", "("],
         ["--horizon", "0"],
         ["--open-loop", "--loop", "closed"],
         ["--open-loop", "--sessions", "5"],
@@ -127,7 +128,6 @@ def test_wrong_usage(tmp_path: Path, arguments: list[str]) -> None:
         ([*PROFILE, "--max-num-batched-tokens", "8", "--max-num-seqs", "9"], "max_num_seqs"),
         ([*PROFILE, "--max-model-len", "500"], "every request is longer"),
         ([*PROFILE, "--open-loop"], "recorded start"),
-        ([*PROFILE, "--models", "("], "--models"),
     ],
 )
 def test_what_cannot_run(tmp_path: Path, arguments: list[str], said: str) -> None:

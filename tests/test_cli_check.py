@@ -93,7 +93,7 @@ def test_keys_that_tell_nothing_are_named(tmp_path: Path) -> None:
         (["junk.csv"], "no format", 1),
         (["half.duckdb"], "not a DuckDB file", 1),
         (["negative.csv"], "negative.csv", 1),
-        (["sweep.csv", "--given", "moon=3"], "no fact named moon", 1),
+        (["sweep.csv", "--given", "moon=3"], "no fact named moon", 2),
         (["sweep.csv", "--parallel-per-session", "0"], "--parallel-per-session", 2),
         (["sweep.csv", "--without", "99"], "no law 99", 2),
         ([], "SWEEP", 2),

@@ -69,7 +69,7 @@ def test_estimate_of_a_hybrid_model_takes_what_its_pool_holds(version: str, tmp_
 @pytest.mark.parametrize(
     ("arguments", "said", "code"),
     [
-        (["--model", "nobody", "--hardware", "H100"], "no facts about a model", 1),
+        (["--model", "nobody", "--hardware", "H100"], "no facts about a model", 2),
         (["--model", "qwen3-14b", "--hardware", "abacus"], "no facts about a GPU", 1),
         (["--model", "kimi-k3", "--hardware", "H100"], "does not fit", 1),
         ([*SERVER, "--max-num-seqs", "0"], "max_num_seqs", 1),
