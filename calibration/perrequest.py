@@ -80,16 +80,18 @@ def lone_requests(requests: Sequence[ClientRequest]) -> tuple[list[ClientRequest
     out: list[int] = []
     if len(rows) > 3 and rates[0] > 2.5 * sorted(rates)[len(rates) // 2]:
         out.append(0)
-    for i in range(len(rows)):
-        end = (rows[i].arrival_s or 0.0) + (rows[i].e2e_s or 0.0)
-        if any((rows[j].arrival_s or 0.0) < end - 1e-3 for j in range(i + 1, len(rows))):
+    next_s = math.inf  # the earliest arrival of a later row
+    for i in range(len(rows) - 1, -1, -1):
+        arrival_s = rows[i].arrival_s or 0.0
+        if next_s < arrival_s + (rows[i].e2e_s or 0.0) - 1e-3:
             out.append(i)
+        next_s = min(next_s, arrival_s)
     # The last lone row's tail may lie in the next stage: its pace tells.
     paces = [tpot for r in rows if (tpot := _tpot(r)) is not None]
     typical = sorted(paces)[len(paces) // 2] if paces else 0.0
     out += [i for i, r in enumerate(rows) if typical and (_tpot(r) or 0.0) > 1.2 * typical]
-    left = tuple(sorted(set(out)))
-    return [r for i, r in enumerate(rows) if i not in left], left
+    left = set(out)
+    return [r for i, r in enumerate(rows) if i not in left], tuple(sorted(left))
 
 
 def fit_requests(

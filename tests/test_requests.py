@@ -85,6 +85,14 @@ def test_warm_up_and_overlap_are_not_lone() -> None:
     assert len(kept) == 6
 
 
+def test_many_rows_are_told_apart_in_seconds() -> None:
+    lone = ClientRequest(0.0, 1_000, 50, 0.1, 1.0)
+    rows = [lone._replace(arrival_s=2.0 * i, e2e_s=3.0 if i % 4 == 0 else 1.0) for i in range(200_000)]
+    kept, left_out = lone_requests(rows)
+    assert left_out == tuple(range(0, 200_000, 4))
+    assert len(kept) == 150_000
+
+
 def test_too_few_lone_requests_are_refused() -> None:
     with pytest.raises(InputError, match="2 lone requests"):
         fit_requests(measured(asked((0.0, 500, 30), (100.0, 800, 30))), facts_of())
