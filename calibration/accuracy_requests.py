@@ -22,7 +22,7 @@ from replicast.calibration.accuracy_text import ONE_BY_ONE, STEADY
 from replicast.calibration.facts import Model, find_model
 from replicast.calibration.perrequest import fit_requests
 from replicast.calibration.readers.requests_csv import read_requests_csv
-from replicast.calibration.replay import Shared, config_for, forecast
+from replicast.calibration.replay import Shared, forecast
 from replicast.calibration.server import ServerFacts, server_facts
 from replicast.calibration.steady import Means, Stage, fit_stages, stage_means
 from replicast.calibration.sweep import ClientRequest, Given, Sweep
@@ -85,7 +85,7 @@ def span_errors(shared: Path, run: str = "") -> list[StageError]:
         common = Shared(prefix, cached=prefix > 0)
         lone = sweep.levels[0].requests[1 if prefix else 0 :]  # the first request fills the cache
         fitted = fit_requests(lone, facts, shared=common)
-        config = config_for(facts)
+        config = facts.config
         for level in sweep.levels[1:]:
             told = forecast(level.requests, config, fitted.steps, fitted.front_end, shared=common)
             ttft = np.array([r.ttft_s for r in level.requests], dtype=float)
@@ -146,7 +146,7 @@ def stage_errors(shared: Path) -> list[StageError]:
             _settled(_stage(float(load[i]["rate"]), data, None), sweep.levels[i].requests) for i in (0, 1)
         ]
         steps, front_end = fit_stages(stages[:1], facts)
-        seen = stage_means(stages[1], config_for(facts), steps, front_end)
+        seen = stage_means(stages[1], facts.config, steps, front_end)
         known = stages[1].measured
         assert known is not None
         out.append(_error(folder.name, "stage 1", seen, known, data["output_len"]))
@@ -172,7 +172,7 @@ def run_errors(shared: Path) -> list[StageError]:
             errors = []
             for stage in _stages(run):
                 assert stage.measured is not None
-                seen = stage_means(stage, config_for(facts), *fitted)
+                seen = stage_means(stage, facts.config, *fitted)
                 errors.append(_error(run["name"], "", seen, stage.measured, stage.output_tokens))
             if errors:
                 means = (statistics.mean(e.ttft for e in errors), statistics.mean(e.e2e for e in errors))

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from replicast.calibration.harness import MakeEngine
 from replicast.calibration.physics import Prior
 from replicast.calibration.profile import StepSeconds
-from replicast.calibration.replay import ALL_DISTINCT, Shared, config_for, replay_requests
+from replicast.calibration.replay import ALL_DISTINCT, Shared, replay_requests
 from replicast.calibration.server import ServerFacts
 from replicast.calibration.sweep import ClientRequest
 from replicast.sim.engine.factory import make_engine
@@ -99,7 +99,6 @@ def fit_requests(
     facts: ServerFacts,
     *,
     shared: Shared = ALL_DISTINCT,
-    async_scheduling: bool | None = None,
     engines: MakeEngine = make_engine,
 ) -> RequestFit:
     """Coefficients that give each lone request its TTFT and its pace."""
@@ -113,7 +112,7 @@ def fit_requests(
         )
     # Spread out so that none meets another whatever the trial says.
     spread = [r._replace(arrival_s=1e4 * i) for i, r in enumerate(rows)]
-    config = config_for(facts, async_scheduling=async_scheduling)
+    config = facts.config
     row_s = facts.priors["memory_per_seq_s"].value if config.async_scheduling else ROW_S
     priors = request_priors(facts)
     start = np.array([math.log(priors[name].value) for name in FITTED])

@@ -10,22 +10,18 @@ checked, blocks hashed). What follows from that, and was seen in vLLM 0.11's spa
 Where in a running step a request arrives decides up to a step of its TTFT, and is not known: clocks of
 model and server drift apart by more than a step between two arrivals. A forecast is therefore the mean over
 replays whose steps differ by up to half a percent, which leaves bursts as they are.
-
-Rules of the server's time: before 0.14 it scheduled synchronously, before 0.20 it admitted a request as
-soon as the first chunk of its prompt fitted (pull request 37307).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from replicast.calibration.harness import MakeEngine
 from replicast.calibration.profile import StepSeconds
-from replicast.calibration.server import ServerFacts
 from replicast.calibration.sweep import ClientRequest
 from replicast.sim.config import EngineConfig
 from replicast.sim.engine.factory import make_engine
@@ -37,8 +33,6 @@ from replicast.sim.workload import Content, Seconds, Segment, Session, Turn
 
 Floats = NDArray[np.float64]
 
-ASYNC_SINCE = (0, 14)
-FULL_PROMPT_SINCE = (0, 20)
 INTAKE_S = 0.28e-6  # a token of a prompt that wakes an engine; three openings of bursts: .19 to .42
 ASLEEP_S = 0.9e-3  # a lone request's way through sleeping processes; codellama-34b 1.2 ms, llama-2-7b .8
 LEAD_S = 100.0  # before the first request: what is cached has been computed by then
@@ -69,16 +63,6 @@ class Replay(NamedTuple):
     queue_s: Floats
     prefill_s: Floats
     tpot_s: Floats
-
-
-def config_for(facts: ServerFacts, *, async_scheduling: bool | None = None) -> EngineConfig:
-    """The engine's configuration, with the scheduling of its time."""
-    version = tuple(int(part) for part in facts.vllm_version.split(".")[:2] if part.isdigit())
-    return replace(
-        facts.config,
-        async_scheduling=version >= ASYNC_SINCE if async_scheduling is None else async_scheduling,
-        scheduler_reserve_full_isl=version >= FULL_PROMPT_SINCE,
-    )
 
 
 def replay_requests(

@@ -118,6 +118,7 @@ def server_facts(
         max_num_seqs=told.max_num_seqs,
         enable_prefix_caching=True if told.enable_prefix_caching is None else told.enable_prefix_caching,
         enable_chunked_prefill=told.enable_chunked_prefill,
+        async_scheduling=told.async_scheduling,
     )
     named = EngineArgs(vllm_version=version, device=gpu.name, device_memory_gib=gpu.memory_gib)
     config = resolve(args, named).config

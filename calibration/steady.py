@@ -28,7 +28,7 @@ from replicast.calibration.facts import Model
 from replicast.calibration.harness import MakeEngine
 from replicast.calibration.physics import BANDWIDTH_SHARE, Prior
 from replicast.calibration.profile import StepSeconds
-from replicast.calibration.replay import Shared, config_for, replay_requests
+from replicast.calibration.replay import Shared, replay_requests
 from replicast.calibration.server import ServerFacts
 from replicast.calibration.sweep import ClientRequest
 from replicast.sim.config import EngineConfig
@@ -104,7 +104,7 @@ def fit_stages(
     """Coefficients that give each stage its means, from physics on."""
     from scipy.optimize import least_squares
 
-    config = config_for(facts)
+    config = facts.config
     priors = steady_priors(facts, sum(stage.running for stage in stages) / len(stages))
     x0 = np.array([math.log(max(priors[name].value, 1e-9)) for name in MOVED])
     low = np.array([math.log(max(priors[name].low, 1e-9)) for name in MOVED])

@@ -3,7 +3,9 @@
 In order:
 
 1. A flag beats the profile, the profile beats vLLM's default. Every value keeps its origin.
-2. The version picks the rules: below 0.33 those recorded of 0.25.1, from 0.33 on those of 0.33.0.
+2. The version picks the rules: below 0.33 those recorded of 0.25.1, from 0.33 on those of 0.33.0. Two
+   defaults are older than both: before 0.14 vLLM scheduled synchronously, before 0.20 it admitted a request
+   as soon as the first chunk of its prompt fitted (pull request 37307).
 3. Token budget and seats that are unset follow device memory, device name and entry point
    (`EngineArgs.get_batch_defaults`), never the size of the KV pool. Then an unset budget
    is raised to `max_model_len` without chunked prefill and cut to seats x `max_model_len`, and unset
@@ -40,6 +42,8 @@ __all__ = ["FIELDS", "EngineArgs", "Field", "ResolvedConfig", "resolve", "rules_
 
 NEWEST = "0.33.0"
 FIRST_V1 = (0, 8)  # V1 became the default engine with 0.8
+ASYNC_SINCE = (0, 14)
+FULL_PROMPT_SINCE = (0, 20)
 DEFAULT_MODEL_LEN = 200_000
 
 # GiB that the driver reports, for devices given by name alone.
@@ -91,11 +95,11 @@ class ResolvedConfig:
         return [(name, value, self.origins[name]) for name, value in outside + inside]
 
 
-def rules_of(version: str) -> tuple[Rules, str | None]:
-    """The recorded rules that `version` follows, and a warning unless it is a recorded one.
+def release_of(version: str) -> tuple[int, int]:
+    """The release that `version` names.
 
-    >>> rules_of("v0.30.1")[0], rules_of("0.33.0")
-    ('0.25.1', ('0.33.0', None))
+    >>> release_of("v0.25.1rc2")
+    (0, 25)
     """
     text = version.strip().removeprefix("v")
     suffix = r"(?:\.?(?:a|b|rc|post|dev)\d*)*(?:\+[A-Za-z0-9.]+)?"
@@ -110,14 +114,22 @@ def rules_of(version: str) -> tuple[Rules, str | None]:
             f"vllm_version {version} is older than 0.8: only the V1 engine is modelled",
             remedy="Give a version from 0.8 on.",
         )
+    return release
+
+
+def rules_of(version: str) -> tuple[Rules, str | None]:
+    """The recorded rules that `version` follows, and a warning unless it is a recorded one.
+
+    >>> rules_of("v0.30.1")[0], rules_of("0.33.0")
+    ('0.25.1', ('0.33.0', None))
+    """
+    release = release_of(version)
     rules: Rules = "0.25.1" if release < (0, 33) else "0.33.0"
-    if text == rules:
+    if version.strip().removeprefix("v") == rules:
         return rules, None
     warning = f"vLLM {version} follows the rules recorded of {rules}"
     if release < (0, 25):
-        warning += (
-            "; unset values (asynchronous scheduling, token budget, seats) are assumed to be as in 0.25.1"
-        )
+        warning += "; unset token budget and seats are assumed to be as in 0.25.1"
     return rules, warning
 
 
@@ -181,9 +193,8 @@ def resolve(flags: EngineArgs, profile: EngineArgs | None = None) -> ResolvedCon
     accept: tuple[int, ...] = layers.take("spec_accept", (0,), "no draft is accepted")
     if drafts and layers.given("spec_accept") is None:
         warnings.append("spec_accept is unset: no draft token is accepted")
-    ngram = drafts > 0 and lookahead == 0
-    async_scheduling: bool = layers.take(
-        "async_scheduling", not ngram, "off with n-gram speculation" if ngram else "vLLM's own"
+    async_scheduling, reserve_full_isl = _scheduling(
+        layers, release_of(version), drafts > 0 and lookahead == 0
     )
     pool = layers.pool(lambda tokens: tokens // block_size, f"blocks of {block_size:,}")
     if groups is not None:
@@ -205,7 +216,7 @@ def resolve(flags: EngineArgs, profile: EngineArgs | None = None) -> ResolvedCon
         enable_prefix_caching=caching,
         long_prefill_token_threshold=layers.take("long_prefill_token_threshold", 0),
         scheduling_policy=layers.take("scheduling_policy", "fcfs"),
-        scheduler_reserve_full_isl=layers.take("scheduler_reserve_full_isl", True),
+        scheduler_reserve_full_isl=reserve_full_isl,
         watermark=layers.take("watermark", 0.0),
         async_scheduling=async_scheduling,
         num_speculative_tokens=drafts,
@@ -319,6 +330,16 @@ def _batch(
         max_num_seqs = budget
         layers.origins["max_num_seqs"] = "default (cut to max_num_batched_tokens)"
     return budget, max_num_seqs
+
+
+def _scheduling(layers: Layers, release: tuple[int, int], ngram: bool) -> tuple[bool, bool]:
+    """`async_scheduling` and `scheduler_reserve_full_isl`, which vLLM has had on since some release."""
+    early, full = release < ASYNC_SINCE, release >= FULL_PROMPT_SINCE
+    why = "off before 0.14" if early else "off with n-gram speculation" if ngram else "vLLM's own"
+    return (
+        layers.take("async_scheduling", not (early or ngram), why),
+        layers.take("scheduler_reserve_full_isl", full, "vLLM's own" if full else "off before 0.20"),
+    )
 
 
 def _device(layers: Layers, warnings: list[str]) -> tuple[str, float]:

@@ -125,7 +125,29 @@ def test_asynchronous_scheduling() -> None:
     assert not resolve(replace(POOL, num_speculative_tokens=3, spec_accept=(2, 0))).config.async_scheduling
     assert resolve(replace(POOL, num_speculative_tokens=3, num_lookahead_tokens=3)).config.async_scheduling
     assert not resolve(replace(POOL, async_scheduling=False)).config.async_scheduling
-    assert any("asynchronous" in w for w in resolve(replace(POOL, vllm_version="0.11.0")).warnings)
+
+
+@pytest.mark.parametrize(
+    ("version", "asynchronous", "full"),
+    [
+        ("0.11.0", False, False),
+        ("v0.13.2rc1", False, False),
+        ("0.14", True, False),
+        ("0.19.1", True, False),
+        ("0.20.0", True, True),
+        ("0.33.0", True, True),
+    ],
+)
+def test_versions_schedule_as_in_their_time(version: str, asynchronous: bool, full: bool) -> None:
+    old = replace(POOL, vllm_version=version)
+    found = resolve(old)
+    assert (found.config.async_scheduling, found.config.scheduler_reserve_full_isl) == (asynchronous, full)
+    assert ("0.14" in found.origins["async_scheduling"]) == (not asynchronous)
+    assert ("0.20" in found.origins["scheduler_reserve_full_isl"]) == (not full)
+    told = resolve(replace(old, async_scheduling=True, scheduler_reserve_full_isl=True)).config
+    assert told.async_scheduling
+    assert told.scheduler_reserve_full_isl
+
 
 
 def test_blocks_too_small_for_a_state_mean_full_attention() -> None:

@@ -9,7 +9,6 @@ from replicast.calibration.profile import StepSeconds
 from replicast.calibration.replay import (
     ALL_DISTINCT,
     Shared,
-    config_for,
     forecast,
     handed_over,
     replay_requests,
@@ -39,7 +38,7 @@ def asked(*rows: tuple[float, int, int]) -> list[ClientRequest]:
 
 def measured(requests: list[ClientRequest], shared: Shared = ALL_DISTINCT) -> list[ClientRequest]:
     """The requests as a server of known truth would have them."""
-    told = replay_requests(requests, config_for(facts_of()), STEPS, FRONT_END, shared=shared)
+    told = replay_requests(requests, facts_of().config, STEPS, FRONT_END, shared=shared)
     return [
         r._replace(
             ttft_s=float(told.ttft_s[i]), e2e_s=float(told.e2e_s[i]), queue_s=float(told.queue_s[i]),
@@ -59,7 +58,7 @@ def test_lone_requests_give_every_coefficient(prefix: int, spans: bool) -> None:
     assert fitted.rows_left_out == ()
     assert fitted.steps.memory_fixed_s == pytest.approx(STEPS.memory_fixed_s, rel=0.02)
     assert fitted.steps.compute_per_token_s == pytest.approx(STEPS.compute_per_token_s, rel=0.1)
-    again = replay_requests(rows, config_for(facts_of()), fitted.steps, fitted.front_end, shared=shared)
+    again = replay_requests(rows, facts_of().config, fitted.steps, fitted.front_end, shared=shared)
     assert again.ttft_s == pytest.approx([r.ttft_s for r in truth], rel=0.03)
 
 
@@ -72,7 +71,7 @@ def test_a_few_slow_rows_do_not_move_the_fit() -> None:
         )
     fitted = fit_requests(rows, facts_of())
     clean = measured(asked((0.0, 2000, 60)))
-    told = replay_requests(clean, config_for(facts_of()), fitted.steps, fitted.front_end)
+    told = replay_requests(clean, facts_of().config, fitted.steps, fitted.front_end)
     assert told.ttft_s[0] == pytest.approx(clean[0].ttft_s, rel=0.015)
 
 
@@ -115,7 +114,7 @@ def test_an_idle_engine_takes_along_what_comes_while_it_starts() -> None:
 
 def test_a_cached_prefix_is_hit_by_the_first_request() -> None:
     requests = asked((0.0, 2000, 5), (20.0, 2000, 5))
-    config = config_for(facts_of())
+    config = facts_of().config
     cold = replay_requests(requests, config, STEPS, FRONT_END, shared=Shared(1024))
     warm = replay_requests(requests, config, STEPS, FRONT_END, shared=Shared(1024, cached=True))
     assert warm.ttft_s[0] == pytest.approx(warm.ttft_s[1]) == pytest.approx(cold.ttft_s[1])
@@ -124,7 +123,7 @@ def test_a_cached_prefix_is_hit_by_the_first_request() -> None:
 
 def test_rows_come_back_in_the_order_given() -> None:
     forward = asked((0.0, 500, 5), (3.0, 4000, 5), (6.0, 100, 5))
-    config = config_for(facts_of())
+    config = facts_of().config
     there = replay_requests(forward, config, STEPS, FRONT_END)
     back = replay_requests(forward[::-1], config, STEPS, FRONT_END)
     assert back.ttft_s[::-1] == pytest.approx(there.ttft_s)
@@ -134,18 +133,11 @@ def test_rows_come_back_in_the_order_given() -> None:
 def test_a_forecast_waits_half_a_step_for_the_running_one() -> None:
     """A long reply runs; prompts that meet it wait between nothing and a whole step."""
     requests = asked((0.0, 500, 1000), *((5.0 + 1.7 * i, 300, 2) for i in range(8)))
-    config = config_for(facts_of())
+    config = facts_of().config
     told = forecast(requests, config, STEPS, FRONT_END)
     alone = replay_requests(requests[1:], config, STEPS, FRONT_END)
     waited = told.ttft_s[1:] - told.prefill_s[1:] - (alone.ttft_s - alone.prefill_s)
     assert np.mean(waited) == pytest.approx(STEPS.memory_fixed_s / 2 - 0.0009, rel=0.15)
-
-
-def test_versions_schedule_as_in_their_time() -> None:
-    old, new = config_for(facts_of(version="0.11.0")), config_for(facts_of(version="0.25.1"))
-    assert (old.async_scheduling, old.scheduler_reserve_full_isl) == (False, False)
-    assert (new.async_scheduling, new.scheduler_reserve_full_isl) == (True, True)
-    assert config_for(facts_of(version="0.15.1")).async_scheduling
 
 
 def test_steady_priors_stop_growing_when_all_experts_are_read() -> None:
@@ -165,7 +157,7 @@ def test_a_steady_stage_is_met_and_carries_over_to_another_rate() -> None:
     front_end = FrontEnd(0.007)
     truth = StepSeconds(0.006, 1.7e-7, 2e-5, 4e-4, 3.4e-5, 1.3e-9)
     slow, fast = (Stage(rate, 590, 60, 100, 100) for rate in (5.0, 12.0))
-    config = config_for(facts)
+    config = facts.config
     seen = stage_means(slow, config, truth, front_end)
     assert isinstance(seen, Means)
     steps, found = fit_stages([Stage(5.0, 590, 60, 100, 100, seen)], facts)
