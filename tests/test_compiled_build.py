@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -26,12 +30,44 @@ def compiler(monkeypatch: pytest.MonkeyPatch, folder: Path, meanwhile: Callable[
     monkeypatch.setattr("replicast.sim.engine.compiled.subprocess.run", run)
 
 
-def test_of_two_builds_at_once_the_first_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = tmp_path / compiled.package_name() / "first"
-    compiler(monkeypatch, tmp_path, lambda: (first.parent.mkdir(), first.touch()))
-    assert compiled.build() == first.parent
-    assert list(tmp_path.iterdir()) == [first.parent]
-    assert list(first.parent.iterdir()) == [first]
+def entries(folder: Path) -> set[str]:
+    """What a cache holds beside the lock."""
+    return {path.name for path in folder.iterdir()} - {"build.lock"}
+
+
+def test_of_two_builds_at_once_one_compiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled_by: list[int] = []
+
+    def slow() -> None:
+        compiled_by.append(threading.get_ident())
+        time.sleep(0.2)
+
+    compiler(monkeypatch, tmp_path, slow)
+    with ThreadPoolExecutor(2) as pool:
+        built = {pool.submit(compiled.build) for _ in range(2)}
+    assert {one.result() for one in built} == {tmp_path / compiled.package_name()}
+    assert len(compiled_by) == 1
+    assert entries(tmp_path) == {compiled.package_name()}
+
+
+def test_what_a_killed_build_left_goes_with_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs = tmp_path / "tmpabc"  # a cache may be set up anywhere
+    theirs.mkdir()
+    script = tmp_path / "killed.py"
+    script.write_text(
+        "import os, signal\n"
+        "from replicast.sim.engine import compiled\n"
+        "compiled.compile_in = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "compiled.build()\n"
+    )
+    killed = subprocess.run(
+        [sys.executable, str(script)], env={**os.environ, "REPLICAST_CACHE": str(tmp_path)}, check=False
+    )
+    assert killed.returncode == -signal.SIGKILL
+    assert any(name.startswith(compiled.SCRATCH) for name in entries(tmp_path))
+    compiler(monkeypatch, tmp_path, lambda: None)
+    compiled.build()
+    assert entries(tmp_path) == {compiled.package_name(), "tmpabc", "killed.py"}
 
 
 def test_text_changed_while_it_is_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,4 +101,4 @@ def test_one_message_where_it_cannot_be_compiled(broken: str, tmp_path: Path) ->
     assert done.stderr.startswith("Error: ")
     assert "Traceback" not in done.stderr
     assert done.stdout == ""
-    assert not cache.is_dir() or not list(cache.iterdir())
+    assert not cache.is_dir() or not entries(cache)

@@ -17,6 +17,7 @@ import hashlib
 import importlib
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -83,6 +84,7 @@ INTERPRETED = ("engine.request_queue", "engine.interface", "engine.factory", "fl
 SOURCES = MODULES + INTERPRETED
 FLAGS = ["--ignore-missing-imports", "--follow-imports=silent"]
 ROOT = "replicast.sim"
+SCRATCH = "unfinished_replicast_sim_"
 SIM = Path(__file__).resolve().parents[1]
 
 SETUP = """
@@ -166,43 +168,57 @@ def copy_sources(folder: Path, name: str) -> None:
 
 
 def build() -> Path:
-    """Compile; the folder of the result."""
+    """Compile; the folder of the result.
+
+    Builds take turns, under a lock that ends with its process. So what lies about when it is one's turn was
+    left by a build that was killed.
+    """
+    import fcntl
+
     name = package_name()
-    target = build_folder() / name
+    folder = build_folder()
+    target = folder / name
     if target.is_dir():
         return target
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        work = Path(scratch) / "build"
-        copy_sources(work, name)
-        arguments = [f"{name}/{file_of(module)}" for module in MODULES] + FLAGS
-        (work / "setup.py").write_text(SETUP.format(name=name, arguments=arguments))
-        types = Path(scratch) / "types"  # of `sim` alone: the package's root names all of the project
-        (types / "replicast").mkdir(parents=True)
-        (types / "replicast" / "__init__.py").touch()
-        (types / "replicast" / "sim").symlink_to(SIM)
-        done = subprocess.run(
-            [sys.executable, "setup.py", "build_ext", "--inplace"],
-            cwd=work,
-            env={**os.environ, "MYPYPATH": str(types)},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            last = (done.stdout + done.stderr).strip().splitlines()[-1:]
-            raise InputError(
-                f"the engine could not be compiled: {last[0] if last else 'no message'}",
-                remedy="Install mypy, setuptools and a C compiler; without, the engine runs in Python.",
-            )
-        if package_name.__wrapped__() != name:
-            raise InputError("the engine's text was changed meanwhile", remedy="Compile it again.")
-        try:
-            work.rename(target)
-        except OSError:
-            if not target.is_dir():  # else another build of the same text was first
-                raise
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "build.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        for left in folder.glob(f"{SCRATCH}*"):
+            # A compiler that outlived its build may still write there.
+            shutil.rmtree(left, ignore_errors=True)
+        if not target.is_dir():
+            with tempfile.TemporaryDirectory(prefix=SCRATCH, dir=folder) as scratch:
+                compile_in(Path(scratch), name).rename(target)
     return target
+
+
+def compile_in(scratch: Path, name: str) -> Path:
+    """The folder below `scratch` that holds the compiled package `name`."""
+    work = scratch / "build"
+    copy_sources(work, name)
+    arguments = [f"{name}/{file_of(module)}" for module in MODULES] + FLAGS
+    (work / "setup.py").write_text(SETUP.format(name=name, arguments=arguments))
+    types = scratch / "types"  # of `sim` alone: the package's root names all of the project
+    (types / "replicast").mkdir(parents=True)
+    (types / "replicast" / "__init__.py").touch()
+    (types / "replicast" / "sim").symlink_to(SIM)
+    done = subprocess.run(
+        [sys.executable, "setup.py", "build_ext", "--inplace"],
+        cwd=work,
+        env={**os.environ, "MYPYPATH": str(types)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        last = (done.stdout + done.stderr).strip().splitlines()[-1:]
+        raise InputError(
+            f"the engine could not be compiled: {last[0] if last else 'no message'}",
+            remedy="Install mypy, setuptools and a C compiler; without, the engine runs in Python.",
+        )
+    if package_name.__wrapped__() != name:
+        raise InputError("the engine's text was changed meanwhile", remedy="Compile it again.")
+    return work
 
 
 if __name__ == "__main__":
