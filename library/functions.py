@@ -23,13 +23,12 @@ from replicast.library.answers import (
     DevelopersAnswer,
     PlanAnswer,
     Simulation,
-    Warned,
     WhatIfAnswer,
 )
+from replicast.library.cautions import input_warnings, variant_warnings
 from replicast.library.hardware import HardwareAnswer
 from replicast.library.operations import day_shares, with_day, with_failure
 from replicast.sim.config import EngineArgs
-from replicast.sim.defaults import ResolvedConfig
 from replicast.sim.engine.step_time import StepTime
 from replicast.sim.errors import InputError
 from replicast.sim.fleet.config import SESSIONS_PER_REPLICA, FleetConfig
@@ -47,7 +46,6 @@ from replicast.sim.planning.slo import parse_slos
 from replicast.sim.planning.summary import summarise
 from replicast.sim.planning.whatif import DEFAULT_REPLICATIONS as WHATIF_REPLICATIONS
 from replicast.sim.planning.whatif import make_whatif, variants_of
-from replicast.sim.report.text import plural
 from replicast.traces.day import DAY_SOURCE, OFFICE_DAY, busiest
 from replicast.traces.developers import DeveloperLoad, Developers
 from replicast.traces.load import LoadedTrace
@@ -148,7 +146,7 @@ def context(
         seed,
         model_error_of(known, step_time),
     )
-    warnings = tuple(_input_warnings(known, resolved, loaded))
+    warnings = tuple(input_warnings(known, resolved, loaded))
     return Context(loaded, known, resolved, scenario, load, active_source, warnings, seed)
 
 
@@ -326,6 +324,7 @@ def whatif(
             runner, replicas, variants, money, replications=replications, search=search,
             most_replicas=max_replicas,
         )  # fmt: skip
+    rests = replace(rests, warnings=(*rests.warnings, *variant_warnings(rests, variants)))
     return WhatIfAnswer(found, rests, money)
 
 
@@ -373,26 +372,3 @@ def _profile(profile: Profile | str | Path) -> Profile:
 
 def _price(price: float | None, profile: Profile) -> float | None:
     return profile.price_usd_per_hour if price is None else price
-
-
-def _input_warnings(profile: Profile, resolved: ResolvedConfig, trace: LoadedTrace) -> list[Warned]:
-    report = trace.report
-    found = [("config", text) for text in resolved.warnings]
-    if profile.status != "calibrated":
-        found.append((profile.status, f"profile {profile.name} is {profile.status}: its error is not known"))
-    if report.dropped:
-        reasons = ", ".join(f"{number:,} {reason}" for reason, number in sorted(report.dropped.items()))
-        found.append(
-            (
-                "dropped-rows",
-                f"{report.dropped.total():,} of {report.rows_read:,} rows dropped: {reasons}",
-            )
-        )
-    if report.estimated_outputs:
-        found.append(
-            (
-                "estimated-outputs",
-                f"the output length of {plural(report.estimated_outputs, 'request')} is estimated",
-            )
-        )
-    return found

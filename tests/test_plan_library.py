@@ -53,6 +53,16 @@ def test_import_is_light() -> None:
         _ = replicast.nothing
 
 
+def test_what_a_changed_case_warns_of_is_told(folder: Path) -> None:
+    found = replicast.whatif(
+        folder / "sessions.jsonl.gz", "qwen3.6-35b-h200-tp1", replicas=1, vary="block-size=16,2112",
+        developers=2, active=1.0, replications=2, search=False,
+    )  # fmt: skip
+    told = [text for code, text in found.warnings if code == "config" and text.startswith("with ")]
+    assert len(told) == 1
+    assert told[0].startswith("with block-size=16: block_size 16 holds no state of the hybrid model")
+
+
 def test_documents_and_comparison(answer: PlanAnswer) -> None:
     document = json.loads(answer.document())
     assert document["schema"] == "replicast/plan/1"

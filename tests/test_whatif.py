@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -76,8 +77,9 @@ def test_vary_and_set_together() -> None:
     assert label(arms[0]) == "router=random prefix-cache-hit-rate=0"
     with pytest.raises(InputError, match="set and varied"):
         variants_of(parse_variant(["kv-pool=1"]), parse_vary("kv-pool=1,2"))
-    with pytest.raises(InputError, match="twice"):
-        parse_vary("kv-pool=1,1")
+    for text, said in (("kv-pool=1,1", "a value twice"), ("kv-pool=,", "names no value")):
+        with pytest.raises(InputError, match=said):
+            parse_vary(text)
 
 
 def test_engine_changes_reach_the_engine() -> None:
@@ -96,6 +98,20 @@ def test_engine_changes_reach_the_engine() -> None:
     slow = scenario.study(parse_variant(["compute-time=+25%"])).step_time
     assert slow.compute_per_token == round(1.25 * scenario.step_time.compute_per_token)
     assert slow.memory_fixed == scenario.step_time.memory_fixed
+
+
+def test_sessions_end_where_a_changed_server_takes_no_more() -> None:
+    whole = cases.scenario()
+    longest = max(turn.num_prompt_tokens for session in whole.load.sessions for turn in session.turns)
+    short = whole.study(parse_variant(["max-model-len=2500", "output-tokens=x2"])).load
+    assert whole.load.left_out == 0
+    assert short.left_out == sum(len(s.turns) for s in whole.load.sessions) - sum(
+        len(s.turns) for s in short.sessions
+    )
+    assert all(turn.num_prompt_tokens < 2500 for session in short.sessions for turn in session.turns)
+    cut = replace(whole, load=short, flags=replace(whole.flags, max_model_len=2500))
+    again = cut.study(parse_variant([f"max-model-len={longest + 1}"])).load
+    assert (short.left_out > 20, again.left_out) == (True, 0)
 
 
 # Differences
@@ -173,6 +189,13 @@ def test_no_clear_change_is_said() -> None:
         " = TPOT p50  +1 ms [-2, +4]               (30.0 ms → 31.0 ms)",
         " ~ hit rate  -77.0 points [-78.0, -76.0]  (91% → 14%)",
         " ~ $/task    +$0.31 [+$0.27, +$0.36]      ($0.880 → $1.19)",
+    ]
+
+
+def test_equal_differences_have_three_digits() -> None:
+    same = Estimate(1.0, 0.9999999999, 1.0000000001, 2)
+    assert lines([Difference("requests/h", "rate", 500.0, 501.0, same)]) == [
+        " ~ requests/h  +1.00 [+1.00, +1.00]  (500 → 501)"
     ]
 
 

@@ -124,7 +124,9 @@ class DeveloperLoad:
                 "a live session; `replicast replay` takes such traces at their recorded arrivals.",
             )
         self.people = people
+        self._whole = tuple(sessions)
         self._recorded = tuple(usable)
+        self._longest = longest
         self._token_s = token_s
         self._horizon_s = horizon_s
         self._seed = seed
@@ -187,13 +189,21 @@ class DeveloperLoad:
         else:
             assert name == "output-tokens", name
             people = replace(people, output_scale=change.number(people.output_scale))
-        other = DeveloperLoad(
-            self._recorded, people, token_s=self._token_s, horizon_s=self._horizon_s, seed=self._seed
-        )
+        other = self._with(people, self._longest)
         if name in ("developers", "active", "sessions-each"):
             for kept in ("sessions", "_times", "_shared", "_copied"):
                 other.__dict__[kept] = getattr(self, kept)
         return other
+
+    def below(self, longest: int) -> DeveloperLoad:
+        """The load where prompts of `longest` tokens or more are not taken."""
+        return self._with(self.people, longest)
+
+    def _with(self, people: Developers, longest: int | None) -> DeveloperLoad:
+        return DeveloperLoad(
+            self._whole, people, token_s=self._token_s, horizon_s=self._horizon_s, seed=self._seed,
+            longest=longest,
+        )  # fmt: skip
 
     def draw(self, replication: int) -> Workload:
         """Sessions of one replication; developer i always has the same."""

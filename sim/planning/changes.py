@@ -123,7 +123,9 @@ def parse_vary(text: str) -> tuple[Change, ...]:
     """
     first = parse_change(text, "--vary")
     values = [value.strip() for value in first.value.split(",") if value.strip()]
-    if len(values) != len(dict.fromkeys(values)) or not values:
+    if not values:
+        raise first.bad("names no value")
+    if len(values) != len(dict.fromkeys(values)):
         raise first.bad("names a value twice")
     return tuple(Change(first.name, value) for value in values)
 

@@ -53,5 +53,12 @@ class LoadModel(Protocol):
     def draw_day(self, replication: int, day: Sequence[float]) -> DayWorkload:
         """The workload of a day with these active shares by hour."""
 
+    @property
+    def left_out(self) -> int:
+        """Turns of the sessions that no server takes: their prompts are too long."""
+
     def changed(self, change: Change) -> LoadModel:
         """The load after one change of `changes.LOAD_NAMES`."""
+
+    def below(self, longest: int) -> LoadModel:
+        """The load where prompts of `longest` tokens or more are not taken: sessions end there."""

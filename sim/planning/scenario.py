@@ -52,7 +52,7 @@ class ModelError:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """One concrete case. `pinned_hit_rate` is None where hits emerge."""
+    """One concrete case. `pinned_hit_rate` is None where hits emerge; `warnings` are those of the engine."""
 
     load: LoadModel
     engine: EngineConfig
@@ -62,6 +62,7 @@ class Study:
     seed: int
     model_error: ModelError | None
     pinned_hit_rate: float | None
+    warnings: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +98,12 @@ class Scenario:
                 load = load.changed(change)
             elif change.name != "replicas":
                 flags = _engine_change(flags, resolve(flags, self.profile_args).config, change)
-        config = resolve(flags, self.profile_args).config
-        return Study(load, config, step, fleet, self.slos, self.seed, self.model_error, pinned)
+        engine = resolve(flags, self.profile_args)
+        if any(change.name == "max-model-len" for change in variant):
+            load = load.below(engine.config.max_model_len)
+        return Study(
+            load, engine.config, step, fleet, self.slos, self.seed, self.model_error, pinned, engine.warnings
+        )
 
 
 def _share(change: Change) -> float:

@@ -116,7 +116,8 @@ def _places(e: Estimate, factor: float) -> int:
         return _digits(value, 3)
     quarter = (e.high - e.low) * factor / 4
     most = -math.floor(math.log10(quarter) + 1e-9) if quarter > 0 else 3
-    return max(min(most, 6), -3)
+    largest = max(value, abs(e.low * factor), abs(e.high * factor))
+    return max(min(most, 6, _digits(largest, 3)), -3)
 
 
 def _digits(value: float, kept: int) -> int:
