@@ -168,6 +168,11 @@ def resolve(flags: EngineArgs, profile: EngineArgs | None = None) -> ResolvedCon
     hybrid = bool(
         layers.take("hybrid_model", states, "kv_groups has states" if states else "not known to be one")
     )
+    if states and not hybrid:
+        raise InputError(
+            f"kv_groups is {named!r}, and hybrid_model is false",
+            remedy='Give --kv-groups "full" to take the model for one of full attention.',
+        )
     caching_off = hybrid and rules == "0.25.1"
     caching: bool = layers.take(
         "enable_prefix_caching",

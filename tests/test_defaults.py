@@ -149,7 +149,6 @@ def test_versions_schedule_as_in_their_time(version: str, asynchronous: bool, fu
     assert told.scheduler_reserve_full_isl
 
 
-
 def test_blocks_too_small_for_a_state_mean_full_attention() -> None:
     profile = EngineArgs(block_size=1056, num_gpu_blocks=2745, kv_groups="full, 3 x mamba", hybrid_model=True)
     found = resolve(EngineArgs(block_size=16, num_gpu_blocks=40_001), profile)
@@ -200,6 +199,7 @@ def test_prefix_caching_of_hybrid_models() -> None:
         ({"max_num_scheduled_tokens": 4096}, "above max_num_batched_tokens"),
         ({"max_num_active_seqs": 4, "vllm_version": "0.25.1"}, "not known to vLLM below 0.33"),
         ({"prefill_schedule_interval": 0}, "prefill_schedule_interval"),
+        ({"kv_groups": "full, 3 x mamba", "hybrid_model": False}, "hybrid_model is false"),
     ],
 )
 def test_what_vllm_does_not_start_is_refused(args: dict[str, object], words: str) -> None:
