@@ -30,6 +30,7 @@ CALLS_PER_SESSION = 66.0  # median of 28 task windows
 TYPICAL_PROMPT = 60_000.0
 TYPICAL_OUTPUT = 600.0
 IDLE_SLACK = 0.03  # 5.03 alive are five streams
+MOST_REQUESTS = 2_000  # of a level are simulated
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,12 @@ def load_for(
     first_tokens: float,
     shared_tokens: float,
 ) -> LevelLoad:
-    """The load of `concurrency` sessions with these lengths."""
+    """The load of `concurrency` sessions with these lengths.
+
+    Of a very long level a part is simulated: rates and means are those of the whole.
+    """
+    part = min(MOST_REQUESTS / lengths.requests, 1.0)
+    load_s, window_s, requests = part * load_s, part * window_s, part * lengths.requests
     streams = max(math.ceil(lengths.alive - IDLE_SLACK), 1)
     idle = max(streams - lengths.alive, 0.0) * load_s
     shared = min(shared_tokens, 0.5 * lengths.prompt)
@@ -110,11 +116,11 @@ def load_for(
         computed_tokens=min(computed_tokens, lengths.prompt - shared),
         first_tokens=min(first_tokens, lengths.prompt - shared),
         shared_tokens=shared,
-        tool_s=min(idle / lengths.requests, 60.0),
+        tool_s=min(idle / requests, 60.0),
         calls_per_session=CALLS_PER_SESSION,
         load_s=load_s,
         window_s=window_s,
-        expected_requests=max(lengths.requests, float(streams)),
+        expected_requests=max(requests, float(streams)),
     )
 
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from replicast.calibration.counters import collected_sweep
 from replicast.calibration.generate import write_collector_db
 from replicast.calibration.harness import ServerModel, observe, run_level, simulated_level
+from replicast.calibration.lengths import Lengths, load_for
 from replicast.calibration.physics import FRONT_END
 from replicast.calibration.workload import LevelLoad, draw_sessions
 from replicast.sim.config import EngineConfig
@@ -45,6 +46,18 @@ def test_a_level_obeys_its_laws() -> None:
     alive = (level.running.mean or 0) + (level.waiting.mean or 0)
     assert alive <= 3 * 60 / 90 + 1e-9
     assert level.dilution == pytest.approx(1.5)
+
+
+def test_of_a_very_long_level_a_part_is_simulated() -> None:
+    lengths = Lengths(30_000, 60, 4_000, 500.0, 2.5, "counted")
+    asked = {"computed_tokens": 4_000.0, "first_tokens": 8_000.0, "shared_tokens": 6_000.0}
+    short = load_for(3, 600.0, 720.0, lengths, **asked)
+    long = load_for(3, 600_000.0, 720_000.0, replace(lengths, requests=500_000.0), **asked)
+    assert (short.load_s, short.expected_requests) == (600.0, 500.0)
+    assert long.expected_requests == 2_000
+    assert long.load_s / long.expected_requests == pytest.approx(short.load_s / short.expected_requests)
+    assert long.window_s / long.load_s == pytest.approx(1.2)
+    assert long.tool_s == pytest.approx(short.tool_s)
 
 
 def test_same_seed_same_level_other_seed_other_level() -> None:
