@@ -50,11 +50,11 @@ LONG_OUTPUT = 20  # tokens from which on a row tells its pace
 
 
 class RequestFit(NamedTuple):
-    """Coefficients from lone requests; `sd` of their logarithms."""
+    """Coefficients from lone requests; `covariance` is of the logarithms of `FITTED`."""
 
     steps: StepSeconds
     front_end: FrontEnd
-    sd: dict[str, float]
+    covariance: Floats
     rows_used: int
     rows_left_out: tuple[int, ...]
 
@@ -149,9 +149,8 @@ def fit_requests(
     steps, front_end = _split(x, row_s)
     jacobian = np.asarray(found.jac)
     free = max(2 * len(rows) - len(FITTED), 1)
-    variance = np.diag(np.linalg.pinv(jacobian.T @ jacobian)) * max(2 * found.cost / free, 0.1)
-    sd = dict(zip(FITTED, np.sqrt(variance).tolist(), strict=True))
-    return RequestFit(steps, front_end, sd, len(rows), left_out)
+    covariance = np.linalg.pinv(jacobian.T @ jacobian) * max(2 * found.cost / free, 0.1)
+    return RequestFit(steps, front_end, np.asarray(covariance), len(rows), left_out)
 
 
 def request_priors(facts: ServerFacts) -> dict[str, Prior]:

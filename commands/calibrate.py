@@ -35,8 +35,8 @@ def calibrate(**options: Any) -> None:
 
     --model NAME chooses among several models in the sweep; --model config.json tells one that is not known.
     """
-    from replicast.calibration.calibrate import calibrate
     from replicast.calibration.profile import write_profile
+    from replicast.calibration.synchronous import learn
     from replicast.sim.report.document import dumps
     from replicast.sim.report.files import check_folder
     from replicast.sim.report.timing import since_process_start
@@ -53,7 +53,7 @@ def calibrate(**options: Any) -> None:
     if model is not None:
         sweep = replace(sweep, model=sweep.model or model.name)
     with StatusLine(options["quiet"]) as line:
-        found = calibrate(
+        found = learn(
             sweep,
             hardware=options["hardware"],
             model=model,

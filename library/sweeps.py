@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from replicast.calibration.calibrate import Calibration
-from replicast.calibration.calibrate import calibrate as calibrate_sweep
 from replicast.calibration.check import CheckResult, check_sweep
 from replicast.calibration.profile import Profile, write_profile
 from replicast.calibration.readers.detect import read_sweep
 from replicast.calibration.sweep import Sweep
+from replicast.calibration.synchronous import Synchronous, learn
 from replicast.library.answers import pre
 from replicast.sim.report.check import check_document, check_text
 
@@ -70,7 +70,7 @@ class CheckAnswer:
 class CalibrationAnswer:
     """What was learned of a server; `result` has all of it, `profile` is what plans take."""
 
-    result: Calibration
+    result: Calibration | Synchronous
 
     @property
     def profile(self) -> Profile:
@@ -105,8 +105,8 @@ def check(sweep: Sweep | str | Path, **options: Any) -> CheckAnswer:
 
 
 def calibrate(sweep: Sweep | str | Path, **options: Any) -> CalibrationAnswer:
-    """Learn a server from a sweep, or a file of one; options as `calibration.calibrate` has them."""
-    return CalibrationAnswer(calibrate_sweep(_sweep(sweep), **options))
+    """Learn a server from a sweep, or a file of one; options as `calibration.synchronous.learn` has them."""
+    return CalibrationAnswer(learn(_sweep(sweep), **options))
 
 
 def _sweep(sweep: Sweep | str | Path) -> Sweep:
