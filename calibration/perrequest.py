@@ -150,7 +150,9 @@ def fit_requests(
     jacobian = np.asarray(found.jac)
     free = max(2 * len(rows) - len(FITTED), 1)
     covariance = np.linalg.pinv(jacobian.T @ jacobian) * max(2 * found.cost / free, 0.1)
-    return RequestFit(steps, front_end, np.asarray(covariance), len(rows), left_out)
+    # At a bound, or where rows spread far, the curvature knows less than the prior alone.
+    shrink = np.minimum(widths / np.sqrt(np.diag(covariance)), 1.0)
+    return RequestFit(steps, front_end, covariance * np.outer(shrink, shrink), len(rows), left_out)
 
 
 def request_priors(facts: ServerFacts) -> dict[str, Prior]:

@@ -186,7 +186,7 @@ def _intervals(fitted: RequestFit, facts: ServerFacts) -> tuple[Interval, ...]:
     for name, variance in zip(FITTED, np.diag(fitted.covariance).tolist(), strict=True):
         sd = math.sqrt(variance)
         status = "fitted" if sd < 0.5 * priors[name].spread else "weak: the prior decides"
-        value, factor = values[name], math.exp(min(1.96 * sd, 20.0))
+        value, factor = values[name], math.exp(1.96 * sd)
         found.append(Interval(name, value, max(value / factor, priors[name].low), value * factor, status))
     return tuple(found)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from replicast.calibration.learned import learned_of
-from replicast.calibration.perrequest import ROW_S
+from replicast.calibration.perrequest import ROW_S, request_priors
 from replicast.calibration.profile import StepSeconds, load_profile
 from replicast.calibration.readers.detect import read_sweep
 from replicast.calibration.replay import replay_requests
@@ -70,8 +71,10 @@ def test_held_out_rows_are_met(stage: Path) -> None:
     document = found.to_document()
     assert {row["metric"] for row in document["held_out"]} == {"ttft", "tpot"}
     assert max(row["median_absolute"] for row in document["held_out"]) < 0.05
+    facts = server_facts(read_sweep(stage), GIVEN)
     for row in document["parameters"]:
         assert row["low"] <= row["value"] <= row["high"]
+        assert math.log(row["high"] / row["value"]) <= 1.96 * request_priors(facts)[row["name"]].spread + 1e-9
 
 
 def test_prompts_from_the_cache_are_refused(stage: Path) -> None:
