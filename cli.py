@@ -8,6 +8,8 @@ A command's file is loaded only when the command is named, or to list its help.
 
 from __future__ import annotations
 
+import atexit
+import gc
 import io
 import shlex
 import signal
@@ -69,6 +71,7 @@ class Commands(click.Group):
                 stream.reconfigure(errors="replace")
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, _terminated)
+        atexit.register(gc.freeze)  # to look through all that was read once more would take half a second
         try:
             return super().invoke(ctx)
         except InputError as error:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +22,6 @@ from replicast.traces import canonical_io, columns
 from replicast.traces.canonical import CanonicalTrace
 from replicast.traces.detect import FORMATS, Format, detect
 from replicast.traces.files import FileBytes, read_file
-from replicast.traces.formats.claude_code import read_claude_code
-from replicast.traces.formats.mooncake import read_mooncake
-from replicast.traces.formats.weka import read_weka
 from replicast.traces.report import ImportReport, InputFile
 from replicast.traces.turns import Builder
 
@@ -226,7 +224,7 @@ def _read(
     if found == "canonical":
         traces = _read_canonical(files, report, skip_bad_rows, lossless=lossless)
     else:
-        traces = _READERS[found](files, report, skip_bad_rows)
+        traces = _reader(found)(files, report, skip_bad_rows)
     for number, file in enumerate(files):
         if file.damaged:
             report.rows_read += 1
@@ -335,8 +333,8 @@ def _read_canonical(
     return traces
 
 
-_READERS: dict[Format, Reader] = {
-    "weka": read_weka,
-    "claude-code": read_claude_code,
-    "mooncake": read_mooncake,
-}
+def _reader(format: Format) -> Reader:
+    """`formats/NAME.py` has `read_NAME`; only the one that is needed is loaded."""
+    name = format.replace("-", "_")
+    reader: Reader = getattr(import_module(f"replicast.traces.formats.{name}"), f"read_{name}")
+    return reader

@@ -24,11 +24,14 @@ import tempfile
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from replicast.sim.engine.interface import Engine
-from replicast.sim.engine.macro import MacroEngine
 from replicast.sim.errors import InputError
 from replicast.sim.request import Request
+
+if TYPE_CHECKING:
+    from replicast.sim.engine.macro import MacroEngine
 
 # Named below `replicast.sim`; of one another they import the compiled ones.
 MODULES = (

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import fields
 from itertools import count
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from replicast.sim.config import EngineConfig
@@ -16,8 +17,6 @@ from replicast.sim.engine.compiled import module
 from replicast.sim.engine.factory import make_engine
 from replicast.sim.engine.step_time import StepTime
 from replicast.sim.errors import InputError
-from replicast.sim.fleet.assembly import Assembly, MakeEngine, Mark
-from replicast.sim.fleet.clients import Follower, Shift
 from replicast.sim.fleet.config import FleetConfig
 from replicast.sim.fleet.interrupts import stopped_between_steps
 from replicast.sim.fleet.operations import Operations
@@ -34,10 +33,14 @@ from replicast.sim.fleet.result import (
     binding,
     run_warnings,
 )
-from replicast.sim.fleet.source import Source
 from replicast.sim.fleet.warmup import mser5
 from replicast.sim.ticks import seconds
 from replicast.sim.workload import Session
+
+if TYPE_CHECKING:  # they may come compiled
+    from replicast.sim.fleet.assembly import Assembly, MakeEngine, Mark
+    from replicast.sim.fleet.clients import Follower, Shift
+    from replicast.sim.fleet.source import Source
 
 __all__ = [
     "Binding",

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from replicast.sim.errors import InputError
+from replicast.sim.planning.distributions import t_quantile
 from replicast.sim.planning.quantiles import Estimate
 from replicast.sim.planning.whatif import Difference, paired
 
@@ -127,8 +128,6 @@ def _differences(
 
 def welch(a: Sequence[float], b: Sequence[float], alpha: float = 0.05) -> Estimate:
     """Difference of the means of two independent samples, with Welch's interval."""
-    from scipy.special import stdtrit
-
     a, b = ([x for x in values if math.isfinite(x)] for values in (a, b))
     if not a or not b:
         return Estimate(None, None, None, 0)
@@ -142,7 +141,7 @@ def welch(a: Sequence[float], b: Sequence[float], alpha: float = 0.05) -> Estima
     freedom = total**2 / sum(
         part**2 / (len(values) - 1) for part, values in zip(parts, (a, b), strict=True) if part
     )
-    half = float(stdtrit(freedom, 1 - alpha / 2)) * math.sqrt(total)
+    half = t_quantile(freedom, 1 - alpha / 2) * math.sqrt(total)
     return Estimate(value, value - half, value + half, len(a) + len(b))
 
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from replicast.sim.planning.distributions import beta_quantile, t_quantile
 
 CONFIDENCE = 0.95
 
@@ -85,7 +86,7 @@ def quantile(
     if n == 0:
         return NOTHING
     assert not np.isnan(x[-1]), "a missing value is dropped and counted before, not here"
-    value = float(np.quantile(x, q))
+    value = _between(x, q)
     if sessions is None:
         ranks = order_statistics(n, q, confidence)
     else:
@@ -102,8 +103,6 @@ def ratio(
     confidence: float = CONFIDENCE,
 ) -> Estimate:
     """sum(numerator) / sum(denominator), such as hit tokens over prompt tokens, by session."""
-    from scipy.special import stdtrit
-
     y, d = np.asarray(numerator, dtype=float), np.asarray(denominator, dtype=float)
     n, total = len(y), float(d.sum())
     if n == 0 or total == 0:
@@ -113,11 +112,8 @@ def ratio(
     clusters = len(sums)
     if clusters < 2:
         return Estimate(value, None, None, n)
-    half = float(
-        stdtrit(clusters - 1, (1 + confidence) / 2)
-        * math.sqrt(clusters / (clusters - 1) * float(sums @ sums))
-        / total
-    )
+    spread = math.sqrt(clusters / (clusters - 1) * float(sums @ sums))
+    half = t_quantile(clusters - 1, (1 + confidence) / 2) * spread / total
     return Estimate(value, value - half, value + half, n)
 
 
@@ -159,6 +155,15 @@ def rounded(estimate: Estimate) -> Estimate:
     return Estimate(at(estimate.value), at(estimate.low), at(estimate.high), estimate.n)
 
 
+def _between(ordered: NDArray[np.float64], q: float) -> float:
+    """`np.quantile` of values in order: between the two nearest, by distance."""
+    place = q * (len(ordered) - 1)
+    below = math.floor(place)
+    low, high = float(ordered[below]), float(ordered[math.ceil(place)])
+    part = place - below
+    return low + (high - low) * part if part < 0.5 else high - (high - low) * (1 - part)
+
+
 def _cluster_sums(
     values: NDArray[np.float64], sessions: Sequence[object] | NDArray[np.generic] | None
 ) -> NDArray[np.float64]:
@@ -183,8 +188,6 @@ def _clustered_ranks(
     confidence: float,
 ) -> tuple[int, int] | None:
     """Ranks of the interval with the effective number of samples (Clopper-Pearson on the share below)."""
-    from scipy.special import betaincinv, stdtrit
-
     n = len(values)
     below = (values <= value).astype(float)
     sums = _cluster_sums(below - below.mean(), sessions)
@@ -195,10 +198,10 @@ def _clustered_ranks(
     variance = clusters / (clusters - 1) * float(sums @ sums) / n**2
     effect = max(variance / independent, 1.0) if independent > 0 else 1.0
     upper = (1 + confidence) / 2
-    few = 1.0 if n < 3 else float(stdtrit(n - 1, upper) / stdtrit(clusters - 1, upper)) ** 2
+    few = 1.0 if n < 3 else (t_quantile(n - 1, upper) / t_quantile(clusters - 1, upper)) ** 2
     effective = n / effect * min(few, 1.0)
     if effective < required_n(q, confidence):
         return None
-    low = float(betaincinv(q * effective, (1 - q) * effective + 1, 1 - upper))
-    high = float(betaincinv(q * effective + 1, (1 - q) * effective, upper))
+    low = beta_quantile(q * effective, (1 - q) * effective + 1, 1 - upper)
+    high = beta_quantile(q * effective + 1, (1 - q) * effective, upper)
     return max(math.floor(n * low), 1), min(math.ceil(n * high), n)

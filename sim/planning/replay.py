@@ -5,11 +5,8 @@ Runs share nothing but their input, so that their number and order change no byt
 
 from __future__ import annotations
 
-import multiprocessing
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -20,7 +17,6 @@ from replicast.sim.errors import InputError
 from replicast.sim.fleet.config import FleetConfig
 from replicast.sim.fleet.result import RunResult
 from replicast.sim.fleet.run import simulate
-from replicast.sim.planning.workers import obey_parent
 from replicast.sim.workload import Session
 
 Progress = Callable[[int, int], None]  # runs done, requests finished of the run under way
@@ -56,6 +52,8 @@ _study: Study | None = None  # of a worker process
 
 
 def _start_worker(study: Study) -> None:
+    from replicast.sim.planning.workers import obey_parent
+
     global _study
     _study = study
     obey_parent()
@@ -71,6 +69,10 @@ def _work(replicas: int) -> RunResult:
 def _parallel(
     study: Study, replica_counts: Sequence[int], jobs: int, progress: Progress | None
 ) -> Iterator[RunResult]:
+    import multiprocessing
+    from concurrent.futures import ProcessPoolExecutor
+    from concurrent.futures.process import BrokenProcessPool
+
     # A forked worker sees the sessions without a copy; elsewhere they are pickled once a worker.
     context = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
     strangers = multiprocessing.active_children()

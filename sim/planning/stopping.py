@@ -17,6 +17,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+from replicast.sim.planning.distributions import t_quantile
 from replicast.sim.planning.quantiles import Estimate
 
 Verdict = Literal["meets", "fails", "inconclusive"]
@@ -61,8 +62,6 @@ def typical(values: Sequence[float], alpha: float) -> Estimate:
     >>> typical([2.0, 2.0, 2.0], 0.05)
     Estimate(value=2.0, low=2.0, high=2.0, n=3)
     """
-    from scipy.special import stdtrit
-
     known = [min(max(value, 1e-9), _LARGEST) for value in values if not math.isnan(value)]
     n = len(known)
     if not n:
@@ -73,14 +72,12 @@ def typical(values: Sequence[float], alpha: float) -> Estimate:
     if n < 2:
         return Estimate(value, None, None, n)
     spread = math.sqrt(math.fsum((x - mean) ** 2 for x in logs) / (n - 1))
-    half = float(stdtrit(n - 1, 1 - alpha / 2)) * spread / math.sqrt(n)
+    half = t_quantile(n - 1, 1 - alpha / 2) * spread / math.sqrt(n)
     return Estimate(value, _exp(mean - half), _exp(mean + half), n)
 
 
 def average(values: Sequence[float], alpha: float) -> Estimate:
     """Arithmetic mean over replications and its `1 - alpha` interval, for shares and differences."""
-    from scipy.special import stdtrit
-
     known = [value for value in values if math.isfinite(value)]
     n = len(known)
     if not n:
@@ -89,7 +86,7 @@ def average(values: Sequence[float], alpha: float) -> Estimate:
     if n < 2:
         return Estimate(mean, None, None, n)
     spread = math.sqrt(math.fsum((x - mean) ** 2 for x in known) / (n - 1))
-    half = float(stdtrit(n - 1, 1 - alpha / 2)) * spread / math.sqrt(n)
+    half = t_quantile(n - 1, 1 - alpha / 2) * spread / math.sqrt(n)
     return Estimate(mean, mean - half, mean + half, n)
 
 
