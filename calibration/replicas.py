@@ -271,4 +271,4 @@ def _from_turn(session: Session, start: int) -> Session:
 def _later(turn: Turn, start: int) -> Turn:
     """A turn of a chain whose first `start` turns are left out."""
     depends_on = tuple(i - start for i in turn.depends_on if i >= start)
-    return replace(turn, depends_on=depends_on, delay_s=turn.delay_s if depends_on else 0.0)
+    return turn._replace(depends_on=depends_on, delay_s=turn.delay_s if depends_on else 0.0)

@@ -37,15 +37,15 @@ def join(parts: Iterable[Segment]) -> Content:
     (Segment(stream=1, offset=0, length=8), Segment(stream=1, offset=9, length=1))
     """
     out: list[Segment] = []
-    for stream, offset, length in parts:
-        if length <= 0:
+    for part in parts:
+        if part.length <= 0:
             continue
         if out:
             last = out[-1]
-            if last.stream == stream and last.offset + last.length == offset:
-                out[-1] = Segment(stream, last.offset, last.length + length)
+            if last.stream == part.stream and last.offset + last.length == part.offset:
+                out[-1] = Segment(last.stream, last.offset, last.length + part.length)
                 continue
-        out.append(Segment(stream, offset, length))
+        out.append(part)
     return tuple(out)
 
 
@@ -57,13 +57,15 @@ def cut(content: Content, start: int, stop: int) -> Content:
     """
     out: list[Segment] = []
     position = 0
-    for stream, offset, length in content:
-        low, high = max(start - position, 0), min(stop - position, length)
-        if low < high:
-            out.append(Segment(stream, offset + low, high - low))
-        position += length
-        if position >= stop:
-            break
+    for segment in content:
+        end = position + segment.length
+        if end > start:
+            low, high = max(start, position), min(stop, end)
+            if low < high:
+                out.append(Segment(segment.stream, segment.offset + low - position, high - low))
+            if end >= stop:
+                break
+        position = end
     return tuple(out)
 
 
@@ -72,8 +74,7 @@ def num_tokens(content: Content) -> int:
     return sum(segment.length for segment in content)
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(NamedTuple):
     """One request of a session, as the client will send it.
 
     `output` names the content that the model generates: `num_output_tokens` tokens, of which

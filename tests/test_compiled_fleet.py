@@ -121,7 +121,7 @@ def test_nothing_of_the_build_is_in_a_result(monkeypatch: pytest.MonkeyPatch) ->
 def test_refusals_read_alike(monkeypatch: pytest.MonkeyPatch) -> None:
     said = []
     good, *others = planning_cases.sessions()
-    bad = replace(good, turns=(replace(good.turns[0], num_prompt_tokens=0), *good.turns[1:]))
+    bad = replace(good, turns=(good.turns[0]._replace(num_prompt_tokens=0), *good.turns[1:]))
     for way in ("0", "1"):
         monkeypatch.setenv("REPLICAST_COMPILED", way)
         with pytest.raises(InputError) as caught:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from replicast.sim.errors import InputError
-from replicast.sim.workload import Content, Session, Turn, cut, num_tokens
+from replicast.sim.workload import Content, Segment, Session, Turn, cut, num_tokens
 from replicast.traces import load_trace, read_canonical
 from replicast.traces.canonical import BlockPrefix, TraceRequest
 from replicast.traces.content import head
@@ -213,11 +213,9 @@ def test_scaling_tokens_keeps_prefixes(
 
 @given(sizes=st.lists(st.integers(1, 20), min_size=1, max_size=5), length=st.integers(0, 120))
 def test_head_is_a_cut(sizes: list[int], length: int) -> None:
-    content = tuple((stream, 3, size) for stream, size in enumerate(sizes))
+    content = tuple(Segment(stream, 3, size) for stream, size in enumerate(sizes))
     length = min(length, sum(sizes))
-    assert [tuple(segment) for segment in head(content, length)] == [
-        tuple(s) for s in cut(content, 0, length)
-    ]  # type: ignore[arg-type]
+    assert head(content, length) == cut(content, 0, length)
 
 
 def test_hits_on_segments_equal_hits_on_ids(shared_dir: Path) -> None:

@@ -94,7 +94,7 @@ def test_an_iterator_gives_what_the_trace_gives(
 
 def test_an_iterator_is_checked_as_it_is_read() -> None:
     good = next(short_sessions(1))
-    bad = replace(good, session_id="bad", turns=(replace(good.turns[0], num_prompt_tokens=0),))
+    bad = replace(good, session_id="bad", turns=(good.turns[0]._replace(num_prompt_tokens=0),))
     with pytest.raises(InputError, match="session bad has a prompt of 0 tokens"):
         run(iter([good, good, bad]), FleetConfig(sessions=1, stagger_s=0.0))
     with pytest.raises(InputError, match="no turns"):
@@ -127,7 +127,7 @@ def test_records_on_disk_are_those_in_memory(tmp_path: Path, monkeypatch: pytest
 def test_a_failed_run_leaves_no_file_and_a_broken_file_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "run.records"
     good = next(short_sessions(1))
-    bad = replace(good, turns=(replace(good.turns[0], num_prompt_tokens=0),))
+    bad = replace(good, turns=(good.turns[0]._replace(num_prompt_tokens=0),))
     with pytest.raises(InputError):
         run(iter([good, bad]), FleetConfig(sessions=1, stagger_s=0.0), record_file=path)
     assert not list(tmp_path.iterdir())

@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from msgspec import Struct
+
 Kind = Literal["root", "subagent", "compact", "helper"]
 How = Literal["prompt_growth", "cache_read", "shared_prefix", "none"]
 BlockScope = Literal["global", "session_tree", "none"]
@@ -60,8 +62,7 @@ class TraceSession:
     extra: dict[str, Any] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class BlockPrefix:
+class BlockPrefix(Struct, gc=False):
     """Identity by chain ids: the first `keep` ids of `base`, then runs `[first_id, n]`.
 
     `base` None means the previous turn of the session.
@@ -70,22 +71,26 @@ class BlockPrefix:
     base: str | None
     keep: int
     add: list[list[int]]
-    extra: dict[str, Any] = field(default_factory=dict)
+    extra: dict[str, Any] | None = None
 
 
-@dataclass(slots=True)
-class CountPrefix:
+class CountPrefix(Struct, gc=False):
     """Identity by counts: the first `keep_tokens` tokens of `base` (default: the previous turn)."""
 
     base: str | None
     keep_tokens: int
     how: How | None = None
-    extra: dict[str, Any] = field(default_factory=dict)
+    extra: dict[str, Any] | None = None
 
 
-@dataclass(slots=True)
-class TraceRequest:
-    """One LLM request of a linear context."""
+class Observed(Struct, gc=False):
+    """What a simulation wants to know of `obs`; `e2e_s` is no number where the file is wrong."""
+
+    e2e_s: object = None
+
+
+class TraceRequest(Struct, gc=False):
+    """One LLM request of a linear context; of `obs` all is kept where all of the file is."""
 
     id: str
     session: str
@@ -103,9 +108,9 @@ class TraceRequest:
     stream: bool | None = None
     priority: int | None = None
     prefix: BlockPrefix | CountPrefix | None = None
-    obs: Mapping[str, Any] | None = None
+    obs: Observed | Mapping[str, Any] | None = None
     flags: list[str] | None = None
-    extra: dict[str, Any] = field(default_factory=dict)
+    extra: dict[str, Any] | None = None
 
 
 @dataclass(slots=True)

@@ -23,6 +23,7 @@ from replicast.traces.canonical import (
     How,
     Kind,
     Line,
+    Observed,
     PartialBlock,
     SessionEnd,
     TraceRequest,
@@ -66,7 +67,7 @@ class _RequestRow(Struct, kw_only=True):
     stream: bool | None = None
     priority: int | None = None
     prefix: _PrefixRow | None = None
-    obs: dict[str, Any] | None = None
+    obs: Observed | None = None
     flags: list[str] | None = None
 
 
@@ -255,8 +256,10 @@ def _unknown(raw: dict[str, Any], known: Iterable[str]) -> dict[str, Any]:
 
 def _keep_extra(line: Line, raw: dict[str, Any]) -> None:
     line.extra = _unknown(raw, _KEYS_IN_ORDER[type(line)])
-    if isinstance(line, TraceRequest) and line.prefix is not None:
-        line.prefix.extra = _unknown(raw["prefix"], _PREFIX_KEYS[type(line.prefix)])
+    if isinstance(line, TraceRequest):
+        line.obs = raw.get("obs")
+        if line.prefix is not None:
+            line.prefix.extra = _unknown(raw["prefix"], _PREFIX_KEYS[type(line.prefix)])
 
 
 def encode(trace: CanonicalTrace) -> Iterator[bytes]:
@@ -271,5 +274,5 @@ def encode(trace: CanonicalTrace) -> Iterator[bytes]:
 
 def _present(holder: Any, keys: Iterable[str]) -> dict[str, Any]:
     item = {key: value for key in keys if (value := getattr(holder, key)) is not None}
-    item.update(holder.extra)
+    item.update(holder.extra or {})
     return item

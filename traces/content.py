@@ -18,7 +18,7 @@ to the context: nobody will ever ask for it again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -73,7 +73,7 @@ class IdSpace:
     """The chain ids of one tree (or file) and the tokens they name."""
 
     def __init__(self, block_size: int, streams: Streams) -> None:
-        self._block_size = block_size
+        self.block_size = block_size
         self._streams = streams
         self._stream = streams.fresh()
         self._claims: list[Claim] = []
@@ -85,33 +85,33 @@ class IdSpace:
             return
         self._groups.add(group)
         stream = self._streams.group(group)
-        position, end = 0, tokens // self._block_size
+        position, end = 0, tokens // self.block_size
         for first, length in runs:
             taken = min(length, end - position)
             if taken <= 0:
                 break
             if any(claim.first < first + taken and first < claim.stop for claim in self._claims):
                 break  # another group's session opened this chain before
-            self._claims.append(Claim(first, first + taken, stream, position * self._block_size))
+            self._claims.append(Claim(first, first + taken, stream, position * self.block_size))
             position += taken
         self._claims.sort(key=lambda claim: claim.first)
 
-    def content(self, first: int, length: int) -> Iterator[Segment]:
-        """What `length` ids from `first` on name."""
-        size, stop = self._block_size, first + length
+    def name(self, first: int, length: int, parts: list[Segment]) -> None:
+        """Add what `length` ids from `first` on name."""
+        size, stop = self.block_size, first + length
         for claim in self._claims:
             if claim.first >= stop:
                 break
             if claim.stop <= first:
                 continue
             if first < claim.first:
-                yield Segment(self._stream, first * size, (claim.first - first) * size)
+                _add(parts, self._stream, first * size, (claim.first - first) * size)
                 first = claim.first
             end = min(stop, claim.stop)
-            yield Segment(claim.stream, claim.offset + (first - claim.first) * size, (end - first) * size)
+            _add(parts, claim.stream, claim.offset + (first - claim.first) * size, (end - first) * size)
             first = end
         if first < stop:
-            yield Segment(self._stream, first * size, (stop - first) * size)
+            _add(parts, self._stream, first * size, (stop - first) * size)
 
 
 @dataclass(slots=True, eq=False)
@@ -138,7 +138,6 @@ class Node:
     """A request at work. `named` is what its ids or counts name; `prompt` adds the tail."""
 
     request: TraceRequest
-    place: str
     context: Context
     base: Node | None
     named: Content
@@ -155,12 +154,12 @@ class PrefixError(ValueError):
 
 
 def open_node(
-    request: TraceRequest, place: str, context: Context, base: Node | None, header: Header, streams: Streams
+    request: TraceRequest, context: Context, base: Node | None, header: Header, streams: Streams
 ) -> Node:
     """The request with everything that its own line and earlier ones say about its prompt."""
     prefix = request.prefix
     if isinstance(prefix, BlockPrefix):
-        return _from_ids(request, prefix, place, context, base, header)
+        return _from_ids(request, prefix, context, base, header)
     prompt = request.prompt_tokens
     if prefix is None:
         prefix = _assumed(request, base)
@@ -180,7 +179,7 @@ def open_node(
         front = _group_front(request, prefix, context, streams)
         named = join((front, context.own.take(prompt - front.length)))
         grows = False
-    return Node(request, place, context, base, named, 0, grows, prompt=named)
+    return Node(request, context, base, named, 0, grows, named)
 
 
 def _assumed(request: TraceRequest, base: Node | None) -> CountPrefix:
@@ -202,12 +201,7 @@ def _group_front(request: TraceRequest, prefix: CountPrefix, context: Context, s
 
 
 def _from_ids(
-    request: TraceRequest,
-    prefix: BlockPrefix,
-    place: str,
-    context: Context,
-    base: Node | None,
-    header: Header,
+    request: TraceRequest, prefix: BlockPrefix, context: Context, base: Node | None, header: Header
 ) -> Node:
     if context.ids is None or header.block_size is None:
         raise PrefixError("the prefix has block ids, but the header has no block_size and block_scope")
@@ -225,8 +219,7 @@ def _from_ids(
     for first, length in prefix.add:
         if first < 0 or length < 1:
             raise PrefixError(f"a run of ids must be [first >= 0, count >= 1], not [{first}, {length}]")
-        for segment in context.ids.content(first, length):
-            _append(parts, segment)
+        context.ids.name(first, length, parts)
         num_ids += length
     own_id = header.partial_block == "own_id"
     expected = -(-prompt // size) if own_id else prompt // size
@@ -235,17 +228,17 @@ def _from_ids(
     grows = base is not None and keep == num_base_ids and prompt >= base.request.prompt_tokens
     named = tuple(parts)
     whole = head(named, prompt) if own_id else named if num_ids * size == prompt else None
-    return Node(request, place, context, base, named, num_ids, grows, prompt=whole)
+    return Node(request, context, base, named, num_ids, grows, whole)
 
 
-def _append(parts: list[Segment], segment: Segment) -> None:
+def _add(parts: list[Segment], stream: int, offset: int, length: int) -> None:
     """Add a segment behind the others, merged with the last where it continues that one."""
     if parts:
-        stream, offset, length = parts[-1]
-        if stream == segment[0] and offset + length == segment[1]:
-            parts[-1] = Segment(stream, offset, length + segment[2])
+        last = parts[-1]
+        if last.stream == stream and last.offset + last.length == offset:
+            parts[-1] = Segment(stream, last.offset, last.length + length)
             return
-    parts.append(segment)
+    parts.append(Segment(stream, offset, length))
 
 
 def head(content: Content, length: int) -> Content:
@@ -254,11 +247,13 @@ def head(content: Content, length: int) -> Content:
     >>> head((Segment(1, 0, 5), Segment(2, 7, 5)), 6)
     (Segment(stream=1, offset=0, length=5), Segment(stream=2, offset=7, length=1))
     """
-    for position, (stream, offset, size) in enumerate(content):
+    for position, segment in enumerate(content):
+        size = segment.length
         if length <= size:
             if length == size:
                 return content[: position + 1]
-            return (*content[:position], Segment(stream, offset, length)) if length else content[:position]
+            cut_off = (Segment(segment.stream, segment.offset, length),) if length else ()
+            return content[:position] + cut_off
         length -= size
     return content
 
@@ -270,8 +265,10 @@ def whole_prompt(node: Node, grown: Node | None) -> Content:
         if grown is not None and grown.prompt is not None:
             node.prompt = head(grown.prompt, length)
         else:
-            known = sum(segment.length for segment in node.named)
-            node.prompt = join((*node.named, node.context.private.take(length - known)))
+            ids = node.context.ids
+            assert ids is not None, "only ids leave a tail unnamed"
+            tail = node.context.private.take(length - node.num_ids * ids.block_size)
+            node.prompt = (*node.named, tail)
     return node.prompt
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
+import shutil
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ from replicast.sim.report.files import write_atomically
 
 GZIP_MAGIC = b"\x1f\x8b"
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_PIECE = 2**17
 
 
 class FileBytes(NamedTuple):
@@ -51,7 +54,7 @@ def read_file(path: Path, *, salvage: bool = False) -> FileBytes:
     damaged = False
     if raw.startswith(GZIP_MAGIC):
         try:
-            raw = gzip.decompress(raw)
+            raw = _unpacked(raw)
         except (EOFError, OSError, zlib.error) as error:
             if not salvage:
                 line = _salvage(raw).count(b"\n") + 1
@@ -62,6 +65,14 @@ def read_file(path: Path, *, salvage: bool = False) -> FileBytes:
                 ) from error
             raw, damaged = _salvage(raw), True
     return FileBytes(path, raw.removeprefix(BYTE_ORDER_MARK), digest, damaged)
+
+
+def _unpacked(raw: bytes) -> bytes:
+    """As `gzip.decompress`, which needs twice the memory."""
+    out = io.BytesIO()
+    with gzip.open(io.BytesIO(raw)) as file:
+        shutil.copyfileobj(file, out, _PIECE)
+    return out.getvalue()
 
 
 def _salvage(raw: bytes) -> bytes:
@@ -78,8 +89,8 @@ def _salvage(raw: bytes) -> bytes:
 
 def numbered_lines(file: FileBytes) -> Iterator[tuple[int, bytes]]:
     """Lines that are not blank, with their numbers from 1."""
-    for number, line in enumerate(file.data.split(b"\n"), 1):
-        if line and not line.isspace():
+    for number, line in enumerate(io.BytesIO(file.data), 1):
+        if not line.isspace():
             yield number, line
 
 

@@ -304,7 +304,7 @@ def _no_transcripts(folder: Path, format: str | None) -> InputError:
 
 def _expected(file: FileBytes, known: Format | None, format: str | None) -> Format:
     """The format to read a named file with."""
-    if not file.data.strip():
+    if not file.data or file.data.isspace():
         raise InputError(
             "the file is empty", where=str(file.path), remedy="Give a trace with at least one request."
         )

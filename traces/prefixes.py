@@ -35,7 +35,7 @@ def renamed(content: Content, keep: frozenset[int], shift: int) -> Content:
 def rename_session(session: Session, keep: frozenset[int], shift: int, suffix: str) -> Session:
     """A second session of the same shape with content of its own."""
     turns = tuple(
-        replace(turn, prompt=renamed(turn.prompt, keep, shift), output=renamed(turn.output, keep, shift))
+        turn._replace(prompt=renamed(turn.prompt, keep, shift), output=renamed(turn.output, keep, shift))
         for turn in session.turns
     )
     return replace(session, session_id=session.session_id + suffix, turns=turns)
@@ -53,7 +53,7 @@ def with_tools_prefix(sessions: Sequence[Session], tokens: int) -> list[Session]
             length = min(tokens, turn.num_prompt_tokens)
             tail = renamed(cut(turn.prompt, length, turn.num_prompt_tokens), common, shift)
             prompt = join((Segment(TOOLS_STREAM, 0, length), *tail))
-            turns.append(replace(turn, prompt=prompt, output=renamed(turn.output, common, shift)))
+            turns.append(turn._replace(prompt=prompt, output=renamed(turn.output, common, shift)))
         out.append(replace(session, turns=tuple(turns)))
     return out
 
@@ -69,7 +69,7 @@ def with_broken_prefix(sessions: Sequence[Session], share: float, seed: int) -> 
             if draw < share:
                 own += 1
                 rest = cut(turn.prompt, 1, turn.num_prompt_tokens)
-                turn = replace(turn, prompt=(Segment(own, 0, 1), *rest))
+                turn = turn._replace(prompt=(Segment(own, 0, 1), *rest))
             turns.append(turn)
         out.append(replace(session, turns=tuple(turns)))
     return out
@@ -82,6 +82,6 @@ def with_outputs(sessions: Sequence[Session], factor: float) -> list[Session]:
         turns = []
         for turn in session.turns:
             tokens = max(1, round(turn.num_output_tokens * factor))
-            turns.append(replace(turn, num_output_tokens=tokens, output=cut(turn.output, 0, tokens)))
+            turns.append(turn._replace(num_output_tokens=tokens, output=cut(turn.output, 0, tokens)))
         out.append(replace(session, turns=tuple(turns)))
     return out

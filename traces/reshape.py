@@ -35,7 +35,7 @@ def reshape_gaps(session: Session, tool: float, human: float, cap_s: Seconds | N
         if cap_s is not None:
             tool_s = min(tool_s, cap_s)
             think_s = min(think_s, cap_s - tool_s)
-        turns.append(replace(turn, delay_s=tool_s + think_s, tool_s=tool_s, think_s=think_s))
+        turns.append(turn._replace(delay_s=tool_s + think_s, tool_s=tool_s, think_s=think_s))
     return replace(session, turns=tuple(turns))
 
 
@@ -109,7 +109,7 @@ def _selected(turns: Sequence[Turn], kept: Sequence[int]) -> tuple[Turn, ...]:
                 before.update(dict.fromkeys(through[other]))
         if index in place:
             depends_on = tuple(sorted(before))
-            out.append(turn if depends_on == turn.depends_on else replace(turn, depends_on=depends_on))
+            out.append(turn if depends_on == turn.depends_on else turn._replace(depends_on=depends_on))
         else:
             through[index] = tuple(before)
     return tuple(out)

@@ -12,12 +12,13 @@ import re
 from collections.abc import Sequence
 
 import numpy as np
-from replicast.traces.canonical import Header, TraceRequest
+from replicast.traces.canonical import Header, Observed, TraceRequest
 from replicast.traces.content import Node
 from replicast.traces.report import ImportReport
 
 _ROUNDED = re.compile(r"clock_rounded_(\d{1,3})s")
 _LONGEST_S = 1e9
+_NUMBER = (int, float)
 
 
 def arrivals_of(
@@ -59,8 +60,11 @@ def delay_of(
 
 def e2e_s(request: TraceRequest) -> float:
     """Recorded time from arrival to last token; 0 where it is not known."""
-    value = request.obs.get("e2e_s") if request.obs is not None else None
-    return float(value) if isinstance(value, int | float) and 0 < value <= _LONGEST_S else 0.0
+    obs = request.obs
+    if obs is None:
+        return 0.0
+    value = obs.e2e_s if isinstance(obs, Observed) else obs.get("e2e_s")
+    return float(value) if isinstance(value, _NUMBER) and 0 < value <= _LONGEST_S else 0.0
 
 
 def _refined(tree: Sequence[Node], recorded: Sequence[float | None]) -> list[float | None]:

@@ -11,7 +11,8 @@ the time it took.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -76,35 +77,39 @@ class Builder:
         self._all_ids = None
         if len(trace.places) != len(trace.lines):  # made in memory
             trace.places = [f"line {number} of the trace" for number in range(2, len(trace.lines) + 2)]
-        contexts = self._open_contexts(trace)
-        self._claim_shared(trace)
+        contexts, firsts, ends = self._open_contexts(trace)
+        _claim_shared(firsts, self._contexts)
         trees: dict[str, list[Node]] = {
             context.session.session: [] for context in contexts if context.root is None
         }
-        for line, place in zip(trace.lines, trace.places, strict=True):
-            if isinstance(line, TraceRequest):
-                try:
-                    node = self._open(line, place, trace)
-                except BadRowError as bad:
-                    self._bad(bad, place)
-                    continue
-                root = node.context.root or node.context
-                tree = trees[root.session.session]
+        under_way = deque(trees)
+        out: list[Session] = []
+        for number, line in enumerate(trace.lines):
+            if not isinstance(line, TraceRequest):
+                continue
+            try:
+                node = self._open(line, trace)
+            except BadRowError as bad:
+                self._bad(bad, trace.places[number])
+            else:
+                tree = trees[(node.context.root or node.context).session.session]
                 node.index = len(tree)
                 tree.append(node)
-        out = []
-        for tree in trees.values():
-            if not tree:
-                continue
-            close_nodes(reversed(tree), reply_reuse=self._reply_reuse)
-            session = self._session(tree, trace)
-            if session is not None:
-                out.append(session)
+            while under_way and ends[under_way[0]] <= number:  # complete, and still in the processor's cache
+                session = self._close(trees[under_way.popleft()], trace)
+                if session is not None:
+                    out.append(session)
         for context in contexts:
             context.nodes.clear()  # a cycle less for the collector
         self._earlier.update(self._contexts)
         self._contexts = {}
         return out
+
+    def _close(self, tree: list[Node], trace: CanonicalTrace) -> Session | None:
+        if not tree:
+            return None
+        close_nodes(reversed(tree), reply_reuse=self._reply_reuse)
+        return self._session(tree, trace)
 
     def _bad(self, bad: BadRowError, place: str) -> None:
         if not self._skip:
@@ -117,11 +122,22 @@ class Builder:
         self._report.rows_read += 1  # a session line is a row only where it is dropped
         self.bad_sessions.append(place)
 
-    def _open_contexts(self, trace: CanonicalTrace) -> list[Context]:
+    def _open_contexts(
+        self, trace: CanonicalTrace
+    ) -> tuple[list[Context], list[TraceRequest], dict[str, int]]:
+        """The contexts, their first requests, and of each root the last line of its tree's requests."""
         opened: list[Context] = []
-        for line, place in zip(trace.lines, trace.places, strict=True):
+        firsts: list[TraceRequest] = []
+        last: dict[str, int] = {}
+        for number, line in enumerate(trace.lines):
+            if isinstance(line, TraceRequest):
+                last[line.session] = number
+                if not line.turn:
+                    firsts.append(line)
+                continue
             if not isinstance(line, TraceSession):
                 continue
+            place = trace.places[number]
             try:
                 if line.session in self._contexts or line.session in self._earlier:
                     raise BadRowError("duplicate session", f"session {line.session!r} was there before")
@@ -154,18 +170,13 @@ class Builder:
                 if root.ids is None:
                     root.ids = file_ids or IdSpace(header.block_size or 1, self._streams)
                 member.ids = root.ids
-        return linked
+        ends: dict[str, int] = {}
+        for member in linked:
+            name, root = member.session.session, (member.root or member).session.session
+            ends[root] = max(ends.get(root, -1), last.get(name, -1))
+        return linked, firsts, ends
 
-    def _claim_shared(self, trace: CanonicalTrace) -> None:
-        for line in trace.lines:
-            if not isinstance(line, TraceRequest) or line.turn or not isinstance(line.prefix, BlockPrefix):
-                continue
-            context = self._contexts.get(line.session)
-            if context is None or context.ids is None or context.shared is None or line.prefix.keep:
-                continue
-            context.ids.claim(*context.shared, line.prefix.add)
-
-    def _open(self, request: TraceRequest, place: str, trace: CanonicalTrace) -> Node:
+    def _open(self, request: TraceRequest, trace: CanonicalTrace) -> Node:
         if request.id in self._nodes:
             raise BadRowError("duplicate id", f"request {request.id!r} was there before")
         context = self._contexts.get(request.session)
@@ -187,11 +198,15 @@ class Builder:
                     "unknown base", f"prefix base {prefix.base!r} is no earlier request of this trace"
                 )
         try:
-            node = open_node(request, place, context, base, trace.header, self._streams)
+            node = open_node(request, context, base, trace.header, self._streams)
         except PrefixError as error:
             raise BadRowError("bad prefix", str(error)) from None
+        root = context.root or context
         for name in self._waits_for(request, context):
-            node.waits_for.append(self._waited(name, node, trace).index)
+            before = self._nodes.get(name)
+            if before is None or (before.context.root or before.context) is not root:
+                raise self._cannot_wait(node, name, before, trace)
+            node.waits_for.append(before.index)
         self._nodes[request.id] = node
         turns.append(node)
         return node
@@ -204,27 +219,18 @@ class Builder:
         spawned = context.session.spawn_after
         return () if spawned is None else (spawned,)
 
-    def _waited(self, name: str, node: Node, trace: CanonicalTrace) -> Node:
-        found = self._nodes.get(name)
-        context = node.context
-        if found is None:
-            if self._all_ids is None:
-                self._all_ids = frozenset(line.id for line in trace.lines if isinstance(line, TraceRequest))
-            if name in self._all_ids:
-                raise BadRowError(
-                    "wait_for is not earlier",
-                    f"{node.request.id!r} waits for {name!r}, which does not come before it:"
-                    " a cycle, or lines out of order",
-                )
-            raise BadRowError(
-                "unknown wait_for",
-                f"{node.request.id!r} waits for {name!r}, which is no request of this trace",
+    def _cannot_wait(self, node: Node, name: str, found: Node | None, trace: CanonicalTrace) -> BadRowError:
+        what = f"{node.request.id!r} waits for {name!r}"
+        if found is not None:
+            return BadRowError("wait_for outside the session", f"{what} of another session")
+        if self._all_ids is None:
+            self._all_ids = frozenset(line.id for line in trace.lines if isinstance(line, TraceRequest))
+        if name in self._all_ids:
+            return BadRowError(
+                "wait_for is not earlier",
+                f"{what}, which does not come before it: a cycle, or lines out of order",
             )
-        if (found.context.root or found.context) is not (context.root or context):
-            raise BadRowError(
-                "wait_for outside the session", f"{node.request.id!r} waits for {name!r} of another session"
-            )
-        return found
+        return BadRowError("unknown wait_for", f"{what}, which is no request of this trace")
 
     def _session(self, tree: list[Node], trace: CanonicalTrace) -> Session | None:
         report, pattern, scale = self._report, self._models, self._scale
@@ -235,19 +241,10 @@ class Builder:
         turns: list[Turn] = []
         for position, node in enumerate(tree):
             request = node.request
-            waits = node.waits_for
             delay_s = request.delay_s
             if delay_s is None:
                 delay_s = delay_of(node, tree, arrivals, report)
-            inherited: set[int] = set()
-            passed_s = 0.0
-            for index in waits:
-                if index in kept:
-                    inherited.add(kept[index])
-                else:
-                    inherited.update(depends[index])
-                    passed_s = max(passed_s, extra[index])
-            waiting = tuple(sorted(inherited))
+            waiting, passed_s = _inherited(node.waits_for, kept, depends, extra)
             depends.append(waiting)
             if pattern is not None and not pattern.search(request.model or ""):
                 report.dropped["model not served"] += 1
@@ -292,6 +289,32 @@ class Builder:
         root = tree[0].context.root or tree[0].context
         start_s = turns[0].arrival_s if trace.header.has_global_clock else None
         return Session(root.session.session, tuple(turns), start_s, root.place)
+
+
+def _inherited(
+    waits: Sequence[int], kept: Mapping[int, int], depends: Sequence[tuple[int, ...]], extra: Sequence[float]
+) -> tuple[tuple[int, ...], float]:
+    """The kept turns that a turn waits for, and the time of dropped ones in between."""
+    if len(waits) == 1 and waits[0] in kept:  # nearly always
+        return (kept[waits[0]],), 0.0
+    inherited: set[int] = set()
+    passed_s = 0.0
+    for index in waits:
+        if index in kept:
+            inherited.add(kept[index])
+        else:
+            inherited.update(depends[index])
+            passed_s = max(passed_s, extra[index])
+    return tuple(sorted(inherited)), passed_s
+
+
+def _claim_shared(firsts: Iterable[TraceRequest], contexts: Mapping[str, Context]) -> None:
+    for request in firsts:
+        context, prefix = contexts.get(request.session), request.prefix
+        if context is None or context.ids is None or context.shared is None:
+            continue
+        if isinstance(prefix, BlockPrefix) and not prefix.keep:
+            context.ids.claim(*context.shared, prefix.add)
 
 
 def _root(context: Context, own: Mapping[str, Context], roots: dict[str, Context]) -> Context:

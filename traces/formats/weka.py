@@ -189,9 +189,12 @@ class _Conversion:
             name = f"{session.session}#{turn}"
             keep = common_ids(last_ids, row.hash_ids)
             waits = [last, *joins] if last is not None else [*after, *joins]
-            base = BlockPrefix(last, keep, id_runs(row.hash_ids, keep))
-            if last is None:
-                base.extra["base"] = None
+            base = BlockPrefix(
+                last, keep, id_runs(row.hash_ids, keep), {"base": None} if last is None else None
+            )
+            extra = _ext(item, _SLOTS)
+            if row.think_time is None:
+                extra["delay_s"] = None
             request = TraceRequest(
                 name,
                 session.session,
@@ -206,10 +209,8 @@ class _Conversion:
                 stream=row.type == "s",
                 prefix=base,
                 obs=_obs(row),
-                extra=_ext(item, _SLOTS),
+                extra=extra,
             )
-            if row.think_time is None:
-                request.extra["delay_s"] = None
             self._add(request, place)
             last, last_ids, joins, turn = name, row.hash_ids, [], turn + 1
         return last
