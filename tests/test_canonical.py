@@ -52,7 +52,7 @@ json_values = st.recursive(
     max_leaves=4,
 )
 unknown = st.dictionaries(names.map(lambda name: f"x-{name}"), json_values, max_size=3)
-runs = st.lists(st.lists(counts, min_size=2, max_size=2), max_size=3)
+runs = st.lists(st.tuples(counts, counts), max_size=3)
 prefixes = st.builds(BlockPrefix, st.none() | names, counts, runs, unknown) | st.builds(
     CountPrefix, st.none() | names, counts, st.sampled_from(["prompt_growth", "cache_read", None]), unknown
 )

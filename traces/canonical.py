@@ -70,7 +70,7 @@ class BlockPrefix(Struct, gc=False):
 
     base: str | None
     keep: int
-    add: list[list[int]]
+    add: list[tuple[int, int]]
     extra: dict[str, Any] | None = None
 
 

@@ -39,13 +39,12 @@ Tokens = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
 PromptTokens = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
 Duration = Annotated[float, Meta(ge=0, le=1e9)]
 Moment = Annotated[float, Meta(ge=-1e12, le=1e12)]
-Run = Annotated[list[int], Meta(min_length=2, max_length=2)]
 
 
-class _PrefixRow(Struct):
+class _PrefixRow(Struct, gc=False):
     base: str | None = None
     keep: Annotated[int, Meta(ge=0)] | UnsetType = UNSET
-    add: list[Run] | UnsetType = UNSET
+    add: list[tuple[int, int]] | UnsetType = UNSET
     keep_tokens: Tokens | UnsetType = UNSET
     how: How | None = None
 

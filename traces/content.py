@@ -79,7 +79,7 @@ class IdSpace:
         self._claims: list[Claim] = []
         self._groups: set[str] = set()
 
-    def claim(self, group: str, tokens: int, runs: Iterable[list[int]]) -> None:
+    def claim(self, group: str, tokens: int, runs: Iterable[tuple[int, int]]) -> None:
         """The ids that `runs` put at the front, whole blocks below `tokens`, are `group`'s content."""
         if group in self._groups:
             return

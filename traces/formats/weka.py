@@ -270,8 +270,8 @@ def common_ids(before: Sequence[int], ids: Sequence[int]) -> int:
     return next(k for k in range(limit) if before[k] != ids[k])
 
 
-def id_runs(ids: Sequence[int], start: int) -> list[list[int]]:
-    """Runs `[first, count]` of consecutive ids from position `start` on."""
+def id_runs(ids: Sequence[int], start: int) -> list[tuple[int, int]]:
+    """Runs `(first, count)` of consecutive ids from position `start` on."""
     runs: list[list[int]] = []
     expected = None
     for chain_id in ids[start:]:
@@ -280,7 +280,7 @@ def id_runs(ids: Sequence[int], start: int) -> list[list[int]]:
         else:
             runs.append([chain_id, 1])
         expected = chain_id + 1
-    return runs
+    return [(first, count) for first, count in runs]
 
 
 def _trigger(turn: int, session: TraceSession, row: _Request) -> str:
