@@ -172,8 +172,8 @@ class Builder:
                 member.ids = root.ids
         ends: dict[str, int] = {}
         for member in linked:
-            name, root = member.session.session, (member.root or member).session.session
-            ends[root] = max(ends.get(root, -1), last.get(name, -1))
+            tree = (member.root or member).session.session
+            ends[tree] = max(ends.get(tree, -1), last.get(member.session.session, -1))
         return linked, firsts, ends
 
     def _open(self, request: TraceRequest, trace: CanonicalTrace) -> Node:
