@@ -6,6 +6,10 @@ in `assumed`. `kv_bytes` and `pair_flops` follow from the shape:
 
     kv_bytes   = full-attention layers x 2 x KV heads x head size x bytes     (MLA: layers x (rank + rope))
     pair_flops = full-attention layers x 4 x query heads x head size     (multiply and add, scores and values)
+
+vLLM computes MLA's prefill as multi-head attention over unpacked keys and values, its decode over the latent
+(vllm/v1/attention/backends/mla/common.py). Sparse MLA (DeepSeek-V3.2, GLM-5) works on the latent in
+both: an indexer in FP8, whole on every rank, meets all context, attention its best 2,048 tokens.
 """
 
 from __future__ import annotations
@@ -49,10 +53,8 @@ class Gpu:
         return {"L40S": 8, "B200": 72, "B300": 72}.get(self.name, 16)
 
     def flops(self, precision: str) -> float:
-        """Dense peak at `precision`, or at the next wider one that the device multiplies in."""
-        rates = (self.bf16_flops, self.fp8_flops, self.fp4_flops)
-        narrow = {"bf16": 1, "fp8": 2, "fp4": 3}[precision]
-        return max(rate for rate in rates[:narrow] if rate is not None)
+        """Dense peak at `precision`, or BF16's: vLLM unpacks what the device cannot multiply (Marlin)."""
+        return {"fp8": self.fp8_flops, "fp4": self.fp4_flops}.get(precision) or self.bf16_flops
 
 
 GPUS: Mapping[str, Gpu] = {
@@ -90,12 +92,29 @@ PRICES: Mapping[str, tuple[float, ...]] = {
 }
 
 
+class Indexer(NamedTuple):
+    """What chooses the tokens that sparse attention sees."""
+
+    heads: int
+    size: int = 128
+    topk: int = 2048
+
+
 class Attention(NamedTuple):
-    """Elements of KV cache a token, and operations of one (new token, context token) pair."""
+    """Elements of KV cache a token, and operations of one (new token, context token) pair.
+
+    With an indexer a pair is its operations (`index_flops`, at FP8 rates, on every rank), a new token
+    has `token_flops` beside those of its weights, and a decode reads `index_bytes` of each context token and
+    `chosen_elements` of the cache.
+    """
 
     kv_elements: float
     pair_flops: float
     kv_heads: int = 64
+    token_flops: float = 0.0
+    index_flops: float = 0.0
+    index_bytes: float = 0.0
+    chosen_elements: float = 0.0
 
     def ranks(self, tensor_parallel_size: int) -> int:
         """Tensor-parallel ranks that the cache is split over; beyond its heads ranks hold copies."""
@@ -109,9 +128,23 @@ def gqa(full_layers: int, query_heads: int, kv_heads: int, head_size: int) -> At
     )
 
 
-def mla(layers: int, query_heads: int) -> Attention:
-    """Multi-head latent attention, absorbed: scores over rank 512 + rope 64, values over rank 512."""
-    return Attention(layers * 576, layers * 2.0 * query_heads * (576 + 512), 1)
+def mla(
+    layers: int, query_heads: int, key_size: int = 192, value_size: int = 128, indexer: Indexer | None = None
+) -> Attention:
+    """Multi-head latent attention of rank 512 + rope 64; sizes are those of an unpacked head."""
+    held = layers * (512 + 64)
+    if indexer is None:
+        return Attention(held, layers * 2.0 * query_heads * (key_size + value_size), 1)
+    latent = layers * 2.0 * query_heads * (576 + 512)  # scores over rank and rope, values over the rank
+    return Attention(
+        held,
+        0.0,
+        1,
+        token_flops=indexer.topk * latent,
+        index_flops=layers * 2.0 * indexer.heads * indexer.size,
+        index_bytes=layers * (indexer.size + 4.0),  # a scale beside each key
+        chosen_elements=indexer.topk * held,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,13 +184,14 @@ class Model:
 
     @property
     def sequence_bytes(self) -> float:
-        """Bytes that a step moves for each sequence beside its KV cache: states, windows."""
-        return self.shape.sequence_bytes(self.kv_dtype) if self.shape else 0.0
+        """Bytes that a step moves for each sequence whatever its context: states, windows, chosen tokens."""
+        chosen = self.attention.chosen_elements * BYTES[self.kv_dtype]
+        return chosen + (self.shape.sequence_bytes(self.kv_dtype) if self.shape else 0.0)
 
     @property
-    def pair_flops(self) -> float:
-        """Operations of attention for one pair of tokens."""
-        return self.attention.pair_flops
+    def read_bytes(self) -> float:
+        """Bytes that a decode reads of each token of its context."""
+        return self.attention.index_bytes or self.kv_bytes
 
 
 CARD = "model card and config.json"
@@ -168,6 +202,8 @@ QWEN36 = HybridShape(AttentionLayers(10, 2, 256), GatedDeltaNet(30, 16, 32, 128)
 QWEN38 = HybridShape(AttentionLayers(16, 4, 256), GatedDeltaNet(48, 16, 48, 128))
 GEMMA4 = HybridShape(AttentionLayers(10, 4, 512), AttentionLayers(50, 16, 256, sliding_window=1024))
 NEMOTRON = HybridShape(AttentionLayers(12, 2, 128), Mamba2(48, 256, 64, groups=8, state_size=128))
+
+GLM5 = mla(78, 64, 256, 256, Indexer(32))  # GLM-5 technical report
 
 MODELS: Mapping[str, Model] = {
     model.name: model
@@ -189,16 +225,17 @@ MODELS: Mapping[str, Model] = {
         Model("minimax-m3", 428e9, 23e9, "fp8", 444e9, gqa(60, 64, 4, 128), layers=60, experts=128,
               experts_per_token=4, source=SWEEPS,
               assumed=("23e9 active parameters", "64 query and 4 KV heads of 128 (the pool agrees)")),
-        Model("glm-5.2", 744e9, 40e9, "fp8", 750e9, mla(78, 64), layers=78, experts=256,
+        Model("glm-5.2", 744e9, 40e9, "fp8", 750e9, GLM5, layers=78, experts=256,
               experts_per_token=8, source=SWEEPS),
-        Model("glm-5.3", 743e9, 39e9, "fp8", 750e9, mla(78, 64), layers=78, experts=256,
+        Model("glm-5.3", 743e9, 39e9, "fp8", 750e9, GLM5, layers=78, experts=256,
               experts_per_token=8, source=SWEEPS),
         Model("kimi-k2.7-code", 1058.6e9, 32e9, "fp4", 595e9, mla(61, 64), layers=61, experts=384,
               experts_per_token=8, source=SWEEPS,
               assumed=("experts in 4 bits: 1,059 GB do not fit 8 x 140 GiB beside a cache",)),
         Model("kimi-k3", 2.8e12, 104e9, "fp4", 1.5e12, mla(61, 64), layers=61, experts=384,
               experts_per_token=8, source=SWEEPS, assumed=("shape as kimi-k2",)),
-        Model("deepseek-v3.2", 685e9, 37e9, "fp8", 689e9, mla(61, 128), layers=61, experts=256,
+        Model("deepseek-v3.2", 685e9, 37e9, "fp8", 689e9, mla(61, 128, indexer=Indexer(64)),
+              layers=61, experts=256,
               experts_per_token=8, source=CARD),
         Model("devstral-2-123b", 123e9, 123e9, "fp8", 128e9, gqa(88, 96, 8, 128), layers=88, source=CARD),
         Model("nemotron-ultra-550b", 550e9, 55e9, "fp4", 352e9, gqa(12, 64, 2, 128), layers=108, hybrid=True,
@@ -266,7 +303,9 @@ def model_from_config(path: Path, parameters: float, active: float | None = None
         shape = shape_from_config(text)
         if shape is not None:
             full, kv_heads, head = shape.full.layers, shape.full.kv_heads, shape.full.head_size
-        attention = mla(layers, heads) if text.get("kv_lora_rank") else gqa(full, heads, kv_heads, head)
+        attention = (
+            _latent(text, layers, heads) if text.get("kv_lora_rank") else gqa(full, heads, kv_heads, head)
+        )
         experts = whole(text, "num_experts", "n_routed_experts", "num_local_experts", default=1)
         experts_per_token = whole(text, "num_experts_per_tok", default=1)
         if experts_per_token > experts > 1:
@@ -298,6 +337,25 @@ def model_from_config(path: Path, parameters: float, active: float | None = None
         hybrid=full != layers,
         shape=shape,
         attention=attention,
+    )
+
+
+def _latent(text: Mapping[str, Any], layers: int, heads: int) -> Attention:
+    """MLA of a config.json, sparse where it names an indexer."""
+    rope = whole(text, "qk_rope_head_dim", default=64)
+    indexer = None
+    if text.get("index_topk"):
+        indexer = Indexer(
+            whole(text, "index_n_heads"),
+            whole(text, "index_head_dim", default=128),
+            whole(text, "index_topk"),
+        )
+    return mla(
+        layers,
+        heads,
+        whole(text, "qk_nope_head_dim", default=128) + rope,
+        whole(text, "v_head_dim", default=128),
+        indexer,
     )
 
 

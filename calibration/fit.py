@@ -3,9 +3,9 @@
 Stage 1 (`model.parameters`): operational laws give starting values. Stage 2, here: every level is
 simulated as it was run, and `scipy.optimize.least_squares` moves the parameters until logarithms of
 means and rates agree with the measured ones, weighted by how much they may differ (`noise`), with a robust
-loss. Draws are common to all trials, so that differences are those of the parameters. Lengths are
-matched, chance and discrepancy estimated between rounds. Weak priors of physics and of the load are
-residuals like the others.
+loss. Draws are common to all trials, so that differences are those of the parameters. Then rounds, until one
+gains little: lengths are matched, chance and discrepancy estimated, slopes taken, damped Gauss-Newton steps
+made. Weak priors of physics and of the load are residuals like the others.
 
 The slopes that uncertainty rests on are taken across each parameter's own uncertainty: requests are whole,
 and across a small step their reshuffling would pass for information.
@@ -48,10 +48,12 @@ SEEDS = (1, 2)
 STEP = 0.25  # of a logarithm: wide, because requests are whole
 NARROWEST, WIDEST = 0.06, 0.8  # of the slopes that uncertainty rests on
 LONGEST = 1.0  # of a last step
-LAST_STEPS = 3
-LEAST_GAIN = 0.05  # of chi-square
+LAST_STEPS = 5
+DAMPING, DAMPED = 0.1, 3.0  # of a step at first, and by how much less or more after each
+LEAST_GAIN = 0.05  # of chi-square, for a further step
+ROUND_GAIN = 1.0  # of chi-square, for a further round
 NOTHING_SEEN = 3.0  # residual of a metric that the simulation does not show
-ROUNDS = 2
+ROUNDS = (2, 8)
 MATCHES = 2  # of lengths, whenever parameters have moved
 FIRST_EVALUATIONS = 6  # of the Jacobian
 
@@ -133,13 +135,14 @@ def fit(
     )  # fmt: skip
     x, widths = found.x, np.full(len(params), STEP)
     say(found.cost)
-    for _ in range(ROUNDS):
+    for number in range(1, ROUNDS[1] + 1):
         problem.match(x, MATCHES)
         problem.weigh(realisation_noise(models, point_at(params, x)), 1.0)
         # A model that explains less than usual is no reason to believe the priors more.
         problem.weigh(problem.noise, min(problem.discrepancy(x), 1.0))
-        slopes, curvature, slope_noise = problem.slopes(x, widths)
-        x = problem.last_steps(x, slopes, slope_noise)
+        before = chi_square(problem.residuals(x))
+        slopes, curvature, slope_noise, trial = problem.slopes(x, widths)
+        x = min(problem.last_steps(x, slopes, slope_noise), trial, key=problem.cost)
         problem.match(x, MATCHES)
         x = problem.last_steps(x, slopes, slope_noise)
         residuals = problem.residuals(x)
@@ -147,6 +150,8 @@ def fit(
         sds = np.sqrt(np.diag(np.linalg.inv(squares(jacobian, slope_noise))))
         widths = np.clip(sds, NARROWEST, WIDEST)
         say(chi_square(residuals) / 2)
+        if number >= ROUNDS[0] and before - chi_square(residuals) < ROUND_GAIN:
+            break
     return Fitted(
         params,
         x,
@@ -258,42 +263,53 @@ class Problem:
         self._last = (x.copy(), residuals, jacobian)
         return jacobian
 
-    def slopes(self, x: Floats, widths: Floats) -> tuple[Floats, Floats, Floats]:
+    def cost(self, x: Floats) -> float:
+        """Chi-square at `x`."""
+        return chi_square(self.residuals(x))
+
+    def slopes(self, x: Floats, widths: Floats) -> tuple[Floats, Floats, Floats, Floats]:
         """Central differences across `widths`; by parameter how bent residuals are there, and slope noise.
+
+        The last is the best point on the way, which leads on where steps along slopes fail (Hooke and Jeeves
+        1961).
 
         Requests that change places move residuals at random. Of three points with independent noise the
         second difference holds three times as much of it (squared) as the first.
         """
         base, data = self.residuals(x), len(self.names)
-        columns, curvature, noise = [], [], []
+        columns, curvature, noise, trials = [], [], [], [x]
         for i, width in enumerate(widths.tolist()):
             up, down = x.copy(), x.copy()
             up[i], down[i] = min(x[i] + width, self.high[i]), max(x[i] - width, self.low[i])
             above, below = self.residuals(up), self.residuals(down)
+            trials += [up, down]
             slope = (above - below) / (up[i] - down[i])
             bend = above - base - slope * (up[i] - x[i])
             first, second = (float(np.linalg.norm(part[:data])) for part in (above - below, 2 * bend))
             curvature.append(second / max(first, 1e-9))
             noise.append(second**2 / 3 / (up[i] - down[i]) ** 2)
             columns.append(slope)
-        return np.stack(columns, axis=1), np.array(curvature), np.array(noise)
+        best = min(trials, key=self.cost)
+        return np.stack(columns, axis=1), np.array(curvature), np.array(noise), best
 
     def last_steps(self, x: Floats, slopes: Floats, noise: Floats) -> Floats:
-        """Gauss-Newton steps with given slopes, as long as they help."""
-        residuals, share = self.residuals(x), 1.0
+        """Damped Gauss-Newton steps (Levenberg and Marquardt) with given slopes, as long as they help."""
+        residuals, damping = self.residuals(x), DAMPING
         for _ in range(LAST_STEPS):
             weights = robust(residuals)
             jacobian = slopes * weights[:, None]
-            step = -np.linalg.solve(squares(jacobian, noise), jacobian.T @ (residuals * weights))
-            there = np.clip(x + share * np.clip(step, -LONGEST, LONGEST), self.low, self.high)
+            curvature = squares(jacobian, noise)
+            damped = curvature + damping * np.diag(np.diag(curvature))
+            step = -np.linalg.solve(damped, jacobian.T @ (residuals * weights))
+            there = np.clip(x + np.clip(step, -LONGEST, LONGEST), self.low, self.high)
             found = self.residuals(there)
             gain = chi_square(residuals) - chi_square(found)
             if gain > 0:
-                x, residuals = there, found
+                x, residuals, damping = there, found, damping / DAMPED
                 if gain < LEAST_GAIN:
                     break
             else:
-                share /= 2
+                damping = DAMPED**2 * damping
         return x
 
 

@@ -20,7 +20,7 @@ from typing import Literal
 
 from replicast.calibration.server import ServerFacts, seconds_of_load
 from replicast.calibration.sweep import SweepLevel
-from replicast.calibration.workload import LevelLoad
+from replicast.calibration.workload import LevelLoad, grown_share
 
 Source = Literal["counted", "kv", "waiting", "guess"]
 
@@ -29,6 +29,7 @@ FIRST_TOKENS = 10_000.0  # of a session's own in its first prompt
 CALLS_PER_SESSION = 66.0  # median of 28 task windows
 TYPICAL_PROMPT = 60_000.0
 TYPICAL_OUTPUT = 600.0
+MOST_GROWTH = 150_000.0  # over all turns: twice that of recorded sessions
 IDLE_SLACK = 0.03  # 5.03 alive are five streams
 MOST_REQUESTS = 2_000  # of a level are simulated
 
@@ -108,13 +109,16 @@ def load_for(
     streams = max(math.ceil(lengths.alive - IDLE_SLACK), 1)
     idle = max(streams - lengths.alive, 0.0) * load_s
     shared = min(shared_tokens, 0.5 * lengths.prompt)
+    computed = min(computed_tokens, lengths.prompt - shared)
+    turns = min(max(lengths.requests / streams, 1.0), CALLS_PER_SESSION)
+    first, level = growth(lengths.prompt, shared + first_tokens, turns)
     return LevelLoad(
         concurrency=concurrency,
         streams=streams,
-        prompt_tokens=lengths.prompt,
+        prompt_tokens=level,
         output_tokens=lengths.output,
-        computed_tokens=min(computed_tokens, lengths.prompt - shared),
-        first_tokens=min(first_tokens, lengths.prompt - shared),
+        computed_tokens=computed,
+        first_tokens=first - shared,
         shared_tokens=shared,
         tool_s=min(idle / requests, 60.0),
         calls_per_session=CALLS_PER_SESSION,
@@ -124,9 +128,47 @@ def load_for(
     )
 
 
+def growth(mean: float, first: float, turns: float) -> tuple[float, float]:
+    """First prompt and what prompts grow to, so that `turns` of them have this mean.
+
+    They grow by `MOST_GROWTH` at most. What so few turns cannot have gathered was there in the first prompt,
+    which has `first` tokens at least.
+
+    >>> [round(tokens, -3) for tokens in growth(50_000, first=20_000, turns=41)]
+    [20000, 67000.0]
+    >>> [round(tokens, -3) for tokens in growth(90_000, first=20_000, turns=5)]
+    [66000.0, 216000.0]
+    """
+    whole = math.ceil(turns)
+    shares = [grown_share(turn) for turn in range(whole)]
+    grown = (sum(shares) - (whole - turns) * shares[-1]) / turns
+    if first + MOST_GROWTH * grown >= mean:
+        first = min(first, mean)
+        return first, first + (mean - first) / max(grown, 1e-9)
+    return mean - MOST_GROWTH * grown, mean + MOST_GROWTH * (1 - grown)
+
+
+def with_context(lengths: Lengths, shared_tokens: float, pool_scale: float) -> Lengths:
+    """What prompts that rest on the KV gauge are with another shared prefix or pool.
+
+    The gauge holds the shared prefix once, so that all but one of the requests alive have it beside what it tells.
+    """
+    if lengths.source != "kv":
+        return lengths
+    unseen = 1 - 1 / max(lengths.alive, 1.0)
+    context = max(lengths.prompt - SHARED_TOKENS * unseen, 0.1 * lengths.prompt)
+    prompt = pool_scale * context + shared_tokens * unseen
+    longer = prompt / lengths.prompt
+    return replace(lengths, prompt=prompt, output=lengths.output * longer, requests=lengths.requests / longer)
+
+
 def scaled(lengths: Lengths, prompt: float, output: float) -> Lengths:
-    """The same with prompt and output multiplied: what the generator must be asked for to obtain them."""
-    return replace(lengths, prompt=lengths.prompt * prompt, output=lengths.output * output)
+    """The same with prompt and output multiplied: what the generator must be asked for to obtain them.
+
+    Of a total that is known, longer prompts are fewer; requests that were counted stay as many.
+    """
+    requests = lengths.requests if lengths.source == "counted" else max(lengths.requests / prompt, 1.0)
+    return replace(lengths, prompt=lengths.prompt * prompt, output=lengths.output * output, requests=requests)
 
 
 def _alive(level: SweepLevel, load_s: float, window_s: float) -> float:

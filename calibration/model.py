@@ -33,7 +33,15 @@ import numpy as np
 from numpy.typing import NDArray
 from replicast.calibration.harness import MakeEngine, Observed, ServerModel, observe, run_level
 from replicast.calibration.hybrid import coarser
-from replicast.calibration.lengths import FIRST_TOKENS, SHARED_TOKENS, Lengths, lengths_of, load_of, scaled
+from replicast.calibration.lengths import (
+    FIRST_TOKENS,
+    SHARED_TOKENS,
+    Lengths,
+    lengths_of,
+    load_of,
+    scaled,
+    with_context,
+)
 from replicast.calibration.physics import FRONT_END
 from replicast.calibration.profile import StepSeconds
 from replicast.calibration.server import ServerFacts
@@ -129,11 +137,15 @@ def _starts(levels: Sequence[SweepLevel], facts: ServerFacts) -> dict[str, float
         tpot, level = min(tpots, key=lambda pair: pair[0])
         context = lengths_of(level, facts).prompt
         start["memory_fixed_s"] = max(0.8 * tpot - priors["memory_per_kv_token_s"] * context, 0.2 * tpot)
-    prefills = [level.prefill.mean for level in levels if level.prefill is not None and level.prefill.mean]
-    token_s = priors["compute_per_token_s"]
-    start["computed_tokens"] = (
-        min(max(0.7 * min(prefills) / token_s, 300.0), 60_000.0) if prefills else 6_000.0
-    )
+    prefills = [
+        (level.prefill.mean, level) for level in levels if level.prefill is not None and level.prefill.mean
+    ]
+    start["computed_tokens"] = 6_000.0
+    if prefills:
+        prefill_s, level = min(prefills, key=lambda pair: pair[0])
+        context = 0.8 * lengths_of(level, facts).prompt
+        token_s = priors["compute_per_token_s"] + priors["compute_per_pair_s"] * context
+        start["computed_tokens"] = min(max(0.7 * prefill_s / token_s, 300.0), 60_000.0)
     return start
 
 
@@ -241,7 +253,9 @@ class LevelModel:
 
     def load(self, point: Point) -> LevelLoad:
         """What is asked of the generator."""
-        asked = scaled(self.lengths, self.prompt_factor, self.output_factor)
+        shared = point.get("shared_tokens", SHARED_TOKENS)
+        found = with_context(self.lengths, shared, point.get("pool_scale", 1.0))
+        asked = scaled(found, self.prompt_factor, self.output_factor)
         computed = self.lengths.computed
         if computed is None:
             slope = point.get("computed_slope", 0.0)
@@ -250,11 +264,8 @@ class LevelModel:
             self.level,
             asked,
             computed_tokens=computed * self.computed_factor,
-            # Even growth from nothing makes a mean of half the level; contexts that still fall short of the
-            # gauge's were long from the first prompt on.
-            first_tokens=point.get("first_tokens", FIRST_TOKENS)
-            * (max(self.prompt_factor / 2, 1.0) if self.lengths.source == "kv" else 1.0),
-            shared_tokens=point.get("shared_tokens", SHARED_TOKENS),
+            first_tokens=point.get("first_tokens", FIRST_TOKENS),
+            shared_tokens=shared,
         )
 
     def match(self, point: Point, seeds: Sequence[int]) -> None:

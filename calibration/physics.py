@@ -5,9 +5,11 @@ sequence adds. Compute side (seconds = operations / FLOPS). A coefficient at the
 lower bound; what servers reach of the peak is the prior, with a log-normal spread:
 
     bandwidth  65 % of the peak, x/ 1.5     codellama-34b on H100: 84 % for KV reads, 78 % for weights
-    arithmetic 40 % of the peak, x/ 1.8     codellama-34b on H100: 95 us a token are 72 %; mixtures of small
-                                            experts reach half of it and less
+    arithmetic 40 % of the peak, x/ 1.8     codellama-34b on H100: 95 us a token are 72 %
+    experts    20 % of the BF16 peak        whatever their precision: glm-5.2, deepseek-v3.2, kimi-k2.7 on H200
     attention  40 % of the peak, x/ 1.8
+
+(With these, prefill times of 28 task windows of the agentic sweeps come out with a median error of a tenth.)
 
 Steps also pay for launches and for tensor-parallel exchanges; both grow with layers, and the exchange is
 slow over PCIe (L40S).
@@ -30,11 +32,14 @@ from replicast.sim.fleet.config import FrontEnd
 
 BANDWIDTH_SHARE, BANDWIDTH_SPREAD = 0.65, 1.5
 FLOPS_SHARE, FLOPS_SPREAD = 0.40, 1.8
+EXPERTS_SHARE = 0.20  # of the BF16 peak
 LAUNCH_S = 12e-6  # per layer and step, CUDA graphs on
 PCIE = ("L40S",)
 # Two all-reduces a layer: of one row (latency) and of each token of a chunk (bf16 over the link).
 EXCHANGE_S, EXCHANGE_PCIE_S = 8e-6, 25e-6
-LINK_BYTES_PER_S, LINK_PCIE_BYTES_PER_S = 350e9, 20e9
+# What an all-reduce moves in a second. PCIe: 5.7 to 6.7 GB/s in prefills of four models on 4 x L40S (task
+# windows of the agentic sweeps, less arithmetic and attention).
+LINK_BYTES_PER_S, LINK_PCIE_BYTES_PER_S = 350e9, 6.5e9
 # TTFT - queue - prefill over 28 task windows of the agentic sweeps.
 FRONT_END = FrontEnd(fixed_s=0.026, per_prompt_token_s=1.7e-6, delivery_s=0.0)
 SEQUENCES = 32  # range over which experts are taken to grow evenly
@@ -62,13 +67,16 @@ def priors(model: Model, gpu: Gpu, tensor_parallel_size: int) -> dict[str, Prior
     pcie = gpu.name in PCIE
     exchange = (EXCHANGE_PCIE_S if pcie else EXCHANGE_S) * 2 * model.layers if tp > 1 else 0.0
     flops, attention_flops = gpu.flops(model.precision) * tp, gpu.bf16_flops * tp
+    attention = model.attention
+    chosen_s = attention.token_flops / attention_flops
+    pair_s = attention.pair_flops / attention_flops + attention.index_flops / gpu.flops("fp8")
     wide = math.log(BANDWIDTH_SPREAD)
     return {
         "memory_fixed_s": Prior(
             least / bandwidth, one / (BANDWIDTH_SHARE * bandwidth) + LAUNCH_S * model.layers + exchange, wide
         ),
         "memory_per_kv_token_s": Prior(
-            model.kv_bytes / kv_bandwidth, model.kv_bytes / (BANDWIDTH_SHARE * kv_bandwidth), wide
+            model.read_bytes / kv_bandwidth, model.read_bytes / (BANDWIDTH_SHARE * kv_bandwidth), wide
         ),
         "memory_per_seq_s": Prior(
             0.0,
@@ -77,16 +85,13 @@ def priors(model: Model, gpu: Gpu, tensor_parallel_size: int) -> dict[str, Prior
         ),
         "compute_fixed_s": Prior(0.0, LAUNCH_S * model.layers + exchange, wide),
         "compute_per_token_s": Prior(
-            2 * model.active / flops,
-            2 * model.active / (_flops_share(model) * flops)
+            2 * model.active / flops + chosen_s,
+            2 * model.active / _reached_flops(model, gpu, tp)
+            + chosen_s / FLOPS_SHARE
             + (_exchange_per_token(model, pcie) if tp > 1 else 0.0),
             math.log(FLOPS_SPREAD),
         ),
-        "compute_per_pair_s": Prior(
-            model.pair_flops / attention_flops,
-            model.pair_flops / (FLOPS_SHARE * attention_flops),
-            math.log(FLOPS_SPREAD),
-        ),
+        "compute_per_pair_s": Prior(pair_s, pair_s / FLOPS_SHARE, math.log(FLOPS_SPREAD)),
     }
 
 
@@ -114,9 +119,11 @@ def _row_s(model: Model, bandwidth: float) -> float:
     return 5e-6
 
 
-def _flops_share(model: Model) -> float:
-    """Share of the peak that prefill reaches: small experts multiply badly."""
-    return FLOPS_SHARE if model.experts <= 1 else 0.5 * FLOPS_SHARE
+def _reached_flops(model: Model, gpu: Gpu, tp: int) -> float:
+    """What prefill reaches: small experts multiply badly, and no faster in narrow precision."""
+    if model.experts <= 1:
+        return FLOPS_SHARE * gpu.flops(model.precision) * tp
+    return EXPERTS_SHARE * gpu.bf16_flops * tp
 
 
 def _exchange_per_token(model: Model, pcie: bool) -> float:

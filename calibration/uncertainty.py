@@ -109,13 +109,14 @@ def draw_points(
 
 
 def without_level(fitted: Fitted, level: int) -> Floats:
-    """The optimum had `level` not been measured."""
-    kept = [i for i, (at, _) in enumerate(fitted.names) if at != level]
-    kept += range(len(fitted.names), len(fitted.residuals))
-    jacobian = fitted.jacobian[kept]
-    residuals = (fitted.residuals * robust(fitted.residuals))[kept]
+    """The optimum had `level` not been measured: what that level pulls is taken off."""
+    left_out = np.array([at == level for at, _ in fitted.names])
+    of_level = np.flatnonzero(left_out)
+    kept = np.concatenate([np.flatnonzero(~left_out), np.arange(len(left_out), len(fitted.residuals))])
+    pulled = (fitted.residuals * robust(fitted.residuals))[of_level]
     noise = fitted.slope_noise * (len(kept) - len(fitted.params)) / len(fitted.names)
-    step = -np.linalg.solve(squares(jacobian, noise), jacobian.T @ residuals)
+    # At the optimum all levels pull nowhere; what is left of that is the optimizer's and not the level's.
+    step = np.linalg.solve(squares(fitted.jacobian[kept], noise), fitted.jacobian[of_level].T @ pulled)
     x = fitted.x + np.clip(step, -LONGEST_STEP, LONGEST_STEP)
     return np.asarray(np.clip(x, fitted.problem.low, fitted.problem.high))
 

@@ -4,11 +4,13 @@ A level holds some *streams* of requests alive: sessions, times the agents that 
 stream sends its next request when the last has been answered and its tools have run. What a request is:
 
     prompt    shared part (system prompt and tools, the same for all) + what the session has gathered.
-              The first prompt holds little of it; prompts then grow evenly to the session's level over
-              RAMP turns (recorded sessions: from 25,000 by some 1,600 a turn). So a cache fills in the
-              course of a level, and contexts that compete for it differ in length.
-    computed  the last tokens of a prompt are new; all before them repeat the stream's previous prompt.
-              Whether the server still holds those is the simulation's outcome (eviction), not a latent.
+              Prompts grow to the session's level over RAMP turns, fast at first, as recorded sessions do: from
+              23,000 by 6,800 in each of the first two turns, by 1,600 from the tenth on, 75,000 in all. So a
+              cache fills in the course of a level, and contexts that compete for it differ in length.
+    computed  the last tokens of a prompt are new; all before them repeat the stream's previous prompt. Whether
+              the server still holds those is the simulation's outcome (eviction), not a latent. Tasks differ
+              in how much is new (on one server by a third), so that a level of few sessions tells little of
+              the next one.
     output    long-tailed.
 
 Means are latents of the level, the spreads around them are those of 28 task windows and of recorded
@@ -26,10 +28,13 @@ import numpy as np
 from replicast.sim.workload import Segment, Session, Turn
 
 RAMP = 40  # turns until a session's prompt has reached its level
+RAMP_POWER = 0.57
 OUTPUT_SPREAD = 1.2  # sd of log(output of a request)
-COMPUTED_SPREAD = 1.0
-PROMPT_SPREAD = 0.3  # of a session's level
+COMPUTED_SPREAD = 1.0  # of a request
+COMPUTED_OF_SESSION = 0.3  # task windows of one server and harness: 0.31, 9 degrees of freedom
+PROMPT_SPREAD = 0.3  # of what a session's prompts hold beside the shared part
 CALLS_SPREAD = 0.6
+COMPACTED = 0.9  # of the window: agents shorten what is longer
 SHARED_STREAM = 1
 _WORKLOAD = 17  # random stream
 
@@ -57,6 +62,11 @@ class LevelLoad:
     expected_requests: float
 
 
+def grown_share(turn: int) -> float:
+    """What of its growth a session's prompt has at its `turn`."""
+    return min(turn / RAMP, 1.0) ** RAMP_POWER
+
+
 @lru_cache(maxsize=64)  # trials of step times meet the same loads again
 def draw_sessions(load: LevelLoad, seed: int, max_model_len: int) -> tuple[Session, ...]:
     """Sessions enough to keep all streams busy until the deadline."""
@@ -70,17 +80,19 @@ def draw_sessions(load: LevelLoad, seed: int, max_model_len: int) -> tuple[Sessi
 def _session(load: LevelLoad, seed: int, index: int, turns_cap: int, max_model_len: int) -> Session:
     key = (_WORKLOAD, load.concurrency, index)
     rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
-    calls_z, level_z = rng.standard_normal(2)
+    calls_z, level_z, computed_z = rng.standard_normal(3)
     calls = load.calls_per_session * math.exp(CALLS_SPREAD * float(calls_z) - CALLS_SPREAD**2 / 2)
     # The streams under way at t = 0 do not all start their session then, but their prompts do.
     turns = max(min(round(calls), turns_cap), 1)
     z = rng.standard_normal((2, turns))
     tools = rng.exponential(load.tool_s, turns) if load.tool_s > 0 else np.zeros(turns)
     outputs = load.output_tokens * np.exp(OUTPUT_SPREAD * z[0] - OUTPUT_SPREAD**2 / 2)
-    computed = load.computed_tokens * np.exp(COMPUTED_SPREAD * z[1] - COMPUTED_SPREAD**2 / 2)
-    level = load.prompt_tokens * math.exp(PROMPT_SPREAD * float(level_z) - PROMPT_SPREAD**2 / 2)
-    first = load.shared_tokens + load.first_tokens
-    longest = max_model_len - 64
+    per_session = COMPUTED_OF_SESSION * float(computed_z) - COMPUTED_OF_SESSION**2 / 2
+    computed = load.computed_tokens * np.exp(per_session + COMPUTED_SPREAD * z[1] - COMPUTED_SPREAD**2 / 2)
+    size = math.exp(PROMPT_SPREAD * float(level_z) - PROMPT_SPREAD**2 / 2)
+    first = load.shared_tokens + size * load.first_tokens
+    level = load.shared_tokens + size * (load.prompt_tokens - load.shared_tokens)
+    longest = round(COMPACTED * max_model_len)
     stream = SHARED_STREAM + 1 + 2 * index
     shared = min(round(load.shared_tokens), longest // 2)
     head = (Segment(SHARED_STREAM, 0, shared),) if shared else ()
@@ -89,7 +101,7 @@ def _session(load: LevelLoad, seed: int, index: int, turns_cap: int, max_model_l
     written = 0
     made: list[Turn] = []
     for t in range(turns):
-        prompt = min(max(round(first + min(t / RAMP, 1.0) * (level - first)), shared + 16), longest)
+        prompt = min(max(round(first + grown_share(t) * (level - first)), shared + 16), longest)
         new = prompt - shared
         if t:
             new = min(max(round(float(computed[t])), prompt - held, 1), new)

@@ -100,8 +100,8 @@ def test_prompts_are_whole_and_share_what_they_say(
 def test_computed_tokens_are_what_was_asked_for() -> None:
     """With room in the cache, the new part of each prompt is computed, and nothing else."""
     load = replace(LOAD, streams=1, concurrency=1, calls_per_session=1e6, load_s=400, expected_requests=80)
-    seen = [observe(run_level(load, SERVER, seed), load).computed_per_request for seed in (3, 4, 5)]
-    assert sum(seen) / 3 == pytest.approx(4_000, rel=0.35)
+    seen = [observe(run_level(load, SERVER, seed), load).computed_per_request for seed in range(3, 13)]
+    assert sum(seen) / 10 == pytest.approx(4_000, rel=0.25)
 
 
 def test_a_level_is_read_back_from_its_database(tmp_path: Path) -> None:

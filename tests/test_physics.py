@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import statistics
 from pathlib import Path
 
 import pytest
@@ -89,7 +91,7 @@ def test_config_json_gives_the_shape(tmp_path: Path) -> None:
     path.write_text(json.dumps(config | {"num_experts": 128, "num_experts_per_tok": 8}))
     model = model_from_config(path, 30.5e9, 3.3e9)
     assert model.kv_bytes == MODELS["qwen3-coder-30b"].kv_bytes
-    assert model.pair_flops == MODELS["qwen3-coder-30b"].pair_flops
+    assert model.attention == MODELS["qwen3-coder-30b"].attention
     path.write_text("{}")
     with pytest.raises(InputError, match=r"config\.json"):
         model_from_config(path, 1e9)
@@ -120,3 +122,50 @@ def test_estimate_of_a_hybrid_model_names_its_groups() -> None:
     assert (engine.kv_groups, engine.block_size) == ("full, 3 x mamba", 1056)
     assert engine.kv_cache_tokens is None
     assert engine.num_gpu_blocks == pytest.approx(2745, rel=0.01)  # 55.3 GiB in blocks of 21.6 MB
+
+
+# GPU and how many of them, where a row of the task windows does not say or says the whole machine.
+TASK_SERVERS = {"minimax-m2.5": ("H200", 4), "devstral-2-123b": ("H200", 4)}
+TASK_INSTANCES = {"g6e.12xlarge": ("L40S", 4), "g6e.4xlarge": ("L40S", 1)}
+
+
+def test_prefill_times_of_task_windows_follow_from_physics(shared_dir: Path) -> None:
+    """28 tasks of 12 models: seconds from first schedule to first token, no parameter fitted to any of them."""
+    ratios = []
+    with (shared_dir / "sweeps" / "tasks.csv").open() as file:
+        for row in csv.DictReader(file):
+            model = find_model(row["model"])
+            assert model is not None
+            gpu, tp = TASK_SERVERS.get(row["model"]) or TASK_INSTANCES.get(row["instance"], ("H200", 8))
+            steps = {name: prior.value for name, prior in priors(model, GPUS[gpu], tp).items()}
+            new, prompt = float(row["computed_per_req"]), float(row["prompt_per_req"])
+            expected = (
+                steps["compute_fixed_s"]
+                + steps["compute_per_token_s"] * new
+                + steps["compute_per_pair_s"] * new * (prompt - new / 2)
+            )
+            ratios.append(float(row["prefill_mean_s"]) / expected)
+    assert len(ratios) == 28
+    assert statistics.median(abs(ratio - 1) for ratio in ratios) < 0.15
+    assert 0.5 < min(ratios) and max(ratios) < 3
+
+
+def test_sparse_attention_reads_its_indexer_and_chosen_tokens(tmp_path: Path) -> None:
+    dense, sparse = MODELS["kimi-k2.7-code"], MODELS["deepseek-v3.2"]
+    assert dense.read_bytes == dense.kv_bytes and dense.sequence_bytes == 0
+    assert sparse.read_bytes == 61 * 132 < sparse.kv_bytes
+    assert sparse.sequence_bytes == 2048 * sparse.kv_bytes
+    shape = {
+        "num_hidden_layers": 61, "hidden_size": 7168, "num_attention_heads": 128, "kv_lora_rank": 512, "index_n_heads": 64,
+        "index_topk": 2048, "n_routed_experts": 256, "num_experts_per_tok": 8,
+    }  # fmt: skip
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(shape))
+    assert model_from_config(path, 685e9, 37e9).attention == sparse.attention
+
+
+def test_weights_that_cannot_be_multiplied_as_they_are_count_as_bf16() -> None:
+    hopper, blackwell = GPUS["H200"], GPUS["B300"]
+    assert hopper.flops("fp4") == hopper.bf16_flops < hopper.flops("fp8")
+    assert blackwell.flops("fp4") == blackwell.fp4_flops
+    assert GPUS["A100"].flops("fp8") == GPUS["A100"].bf16_flops
