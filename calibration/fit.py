@@ -53,7 +53,7 @@ DAMPING, DAMPED = 0.1, 3.0  # of a step at first, and by how much less or more a
 LEAST_GAIN = 0.05  # of chi-square, for a further step
 ROUND_GAIN = 1.0  # of chi-square, for a further round
 NOTHING_SEEN = 3.0  # residual of a metric that the simulation does not show
-ROUNDS = (2, 8)
+ROUNDS = (2, 4)  # at least, at most
 MATCHES = 2  # of lengths, whenever parameters have moved
 FIRST_EVALUATIONS = 6  # of the Jacobian
 
