@@ -151,7 +151,7 @@ def growth(mean: float, first: float, turns: float) -> tuple[float, float]:
 def with_context(lengths: Lengths, shared_tokens: float, pool_scale: float) -> Lengths:
     """What prompts that rest on the KV gauge are with another shared prefix or pool.
 
-    The gauge holds the shared prefix once, so that all but one of the requests alive have it beside what it tells.
+    The gauge holds the shared prefix once: all but one of the requests alive have it beside what it tells.
     """
     if lengths.source != "kv":
         return lengths

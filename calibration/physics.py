@@ -6,7 +6,7 @@ lower bound; what servers reach of the peak is the prior, with a log-normal spre
 
     bandwidth  65 % of the peak, x/ 1.5     codellama-34b on H100: 84 % for KV reads, 78 % for weights
     arithmetic 40 % of the peak, x/ 1.8     codellama-34b on H100: 95 us a token are 72 %
-    experts    20 % of the BF16 peak        whatever their precision: glm-5.2, deepseek-v3.2, kimi-k2.7 on H200
+    experts    20 % of the BF16 peak        in any precision: glm-5.2, deepseek-v3.2, kimi-k2.7 on H200
     attention  40 % of the peak, x/ 1.8
 
 (With these, prefill times of 28 task windows of the agentic sweeps come out with a median error of a tenth.)

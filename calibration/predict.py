@@ -3,8 +3,8 @@
 The value is the simulation at the fitted point, the mean of the logarithms of its realisations, corrected by
 what the same simulation missed at the fitted levels: kriging of their log residuals over log concurrency
 (a model discrepancy after Kennedy and O'Hagan, J. R. Stat. Soc. B 63, 2001). A level that resembles its
-neighbours is corrected like them, a far one is not. The correction is shrunk: part of a residual is the level's
-own noise (`NOISE`).
+neighbours is corrected like them, a far one is not. The correction is shrunk: part of a residual is the
+level's own noise (`NOISE`).
 
 The interval adds up, in logarithms: realisations and parameters (an ensemble of seeds, each with a draw of
 the parameters), and the discrepancy left over, whose size per metric comes from leaving out levels of 16
@@ -30,8 +30,8 @@ Floats = NDArray[np.float64]
 Load = Literal["given", "lengths", "concurrency"]
 
 CORRELATION = 1.0  # of residuals, in units of log concurrency
-# Variance of a level's own noise over that of the part that it shares with its neighbours: least for waiting and
-# prefill, while time per token is nearly all its own (chosen with the table below).
+# Variance of a level's own noise over that of the part that it shares with its neighbours: least for waiting
+# and prefill, while time per token is nearly all its own (chosen with the table below).
 NOISE: Mapping[str, float] = {
     "tpot_mean_s": 8.0,
     "ttft_mean_s": 0.5,

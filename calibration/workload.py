@@ -4,13 +4,13 @@ A level holds some *streams* of requests alive: sessions, times the agents that 
 stream sends its next request when the last has been answered and its tools have run. What a request is:
 
     prompt    shared part (system prompt and tools, the same for all) + what the session has gathered.
-              Prompts grow to the session's level over RAMP turns, fast at first, as recorded sessions do: from
-              23,000 by 6,800 in each of the first two turns, by 1,600 from the tenth on, 75,000 in all. So a
-              cache fills in the course of a level, and contexts that compete for it differ in length.
-    computed  the last tokens of a prompt are new; all before them repeat the stream's previous prompt. Whether
-              the server still holds those is the simulation's outcome (eviction), not a latent. Tasks differ
-              in how much is new (on one server by a third), so that a level of few sessions tells little of
-              the next one.
+              Prompts grow to the session's level over RAMP turns, fast at first, as recorded sessions do:
+              from 23,000 by 6,800 in each of the first two turns, by 1,600 from the tenth on, 75,000 in all.
+              So a cache fills in the course of a level, and contexts that compete for it differ in length.
+    computed  the last tokens of a prompt are new; all before them repeat the stream's previous prompt.
+              Whether the server still holds those is the simulation's outcome (eviction), not a latent.
+              Tasks differ in how much is new (on one server by a third), so that a level of few sessions
+              tells little of the next one.
     output    long-tailed.
 
 Means are latents of the level, the spreads around them are those of 28 task windows and of recorded
@@ -28,7 +28,7 @@ import numpy as np
 from replicast.sim.workload import Segment, Session, Turn
 
 RAMP = 40  # turns until a session's prompt has reached its level
-RAMP_POWER = 0.57
+RAMP_POWER = 0.57  # of 523 recorded sessions
 OUTPUT_SPREAD = 1.2  # sd of log(output of a request)
 COMPUTED_SPREAD = 1.0  # of a request
 COMPUTED_OF_SESSION = 0.3  # task windows of one server and harness: 0.31, 9 degrees of freedom
@@ -64,7 +64,7 @@ class LevelLoad:
 
 def grown_share(turn: int) -> float:
     """What of its growth a session's prompt has at its `turn`."""
-    return min(turn / RAMP, 1.0) ** RAMP_POWER
+    return float(min(turn / RAMP, 1.0) ** RAMP_POWER)
 
 
 @lru_cache(maxsize=64)  # trials of step times meet the same loads again
