@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import heapq
 import random
+from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,6 +19,7 @@ from replicast.sim.engine import Engine
 from replicast.sim.engine.compiled import request_class
 from replicast.sim.engine.content_tree import ContentTree, Node
 from replicast.sim.engine.step_time import StepTime
+from replicast.sim.kv_groups import hash_block_size
 from replicast.sim.request import Request
 from replicast.sim.workload import Content, Segment, cut, join, num_tokens
 
@@ -257,32 +259,40 @@ def stepwise_free_queue(engine: Any, requests: list[Request]) -> list[int | None
 
 
 def hybrid_free_queue(engine: Any, requests: list[Request]) -> list[int | None]:
-    """The same of the product's engine of hybrid models."""
-    pool = engine.manager.pool
-    return [pool.block_hash[block] for block in pool.free_queue]
+    """The same of the product's engine of hybrid models, where some entries are single blocks."""
+    config = engine.config
+    return _free_names(
+        engine.cache, requests, hash_block_size(config.kv_groups, config.enable_prefix_caching)
+    )
 
 
 def macro_free_queue(engine: Any, requests: list[Request]) -> list[int | None]:
     """The same, where the queue holds intervals: each block is looked up by its node's content."""
     cache = engine.scheduler.kv_cache
-    names: dict[tuple[Any, int], int] = {}
-    for request in requests:
+    return _free_names(cache, requests, cache.block_size)
+
+
+def _free_names(cache: Any, requests: list[Request], step: int) -> list[int | None]:
+    """What the free blocks cache, as vLLM's hashes of every `step` tokens call it."""
+    names: dict[tuple[int, Any, int], int] = {}
+    sizes = {tree.block_size for tree in getattr(cache, "_trees", [cache.tree])}
+    for request in requests if cache.enable_caching else []:
         missing = request.max_tokens - num_tokens(request.output)
         private = Segment(-1 - request.request_id, 0, missing)
-        hashes = BlockHashes(
-            request.prompt, request.output, request.max_tokens, cache.block_size, private.stream
-        )
         content = (*request.prompt, *request.output, private)
-        nodes, ends = ContentTree(cache.block_size).path(content)
         total = num_tokens(content[:-1]) + max(missing, 0)
-        position = 0
-        for block, value in enumerate(hashes.first(total // cache.block_size)[: total // cache.block_size]):
-            while ends[position] <= block:
-                position += 1
-            names[_structure(nodes[position]), block] = value
+        hashes = BlockHashes(request.prompt, request.output, request.max_tokens, step, private.stream)
+        values = hashes.first(total // step)
+        for size in sizes:
+            nodes, ends = ContentTree(size).path(content)
+            for block in range(total // size):
+                node = nodes[bisect_right(ends, block)]
+                names[size, _structure(node), block] = values[(block + 1) * size // step - 1]
     found: list[int | None] = [None] * cache.unhashed
     for entry in cache.queue:
-        found += [names[_structure(entry.node), b] for b in range(entry.high - 1, entry.low - 1, -1)]
+        size = entry.table.tree.block_size if hasattr(entry, "table") else cache.block_size
+        for block in range(entry.high - 1, entry.low - 1, -1):
+            found.append(names[size, _structure(entry.node), block])
     return found
 
 

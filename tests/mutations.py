@@ -88,10 +88,10 @@ MUTATIONS = (
         "if spare < 0:",
     ),
     Mutation(
-        "duplicates: a look-up takes the copy published last",
+        "duplicates: who made a later copy lets go of the first",
         "duplicates",
-        "                    first = copies[0]\n                    first.refs += 1",
-        "                    first = copies[-1]\n                    first.refs += 1",
+        "copy = held.copies.get((node, block), copy)",
+        "pass",
     ),
     Mutation(
         "a blocked head under 0.25 is counted once a jump",

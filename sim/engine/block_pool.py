@@ -168,7 +168,11 @@ class BlockPool:
             low = entry.low
             if entry.copy is not None:
                 self.queue.unlink(entry)
-                self.duplicates.evict(node, low, entry.copy)
+                self.evict_single(entry)
+                num_blocks -= 1
+                continue
+            if node.later is not None:
+                self.duplicates.evict_one(entry)
                 num_blocks -= 1
                 continue
             size = entry.high - low
@@ -182,3 +186,8 @@ class BlockPool:
             num_blocks -= size
             if not node.refs and low == node.first_block:
                 self.tree.prune(node)
+
+    def evict_single(self, entry: Entry) -> None:
+        """A block with an entry of its own was taken: one of several copies."""
+        assert entry.copy is not None
+        self.duplicates.evict(entry.node, entry.low, entry.copy)

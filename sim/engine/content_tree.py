@@ -40,6 +40,7 @@ class Node:
         "holds",
         "idle",
         "key",
+        "later",
         "parent",
         "refs",
         "writer",
@@ -54,7 +55,8 @@ class Node:
         self.held_end = -1  # the largest key of `holds`, -1 if nobody holds
         self.holds: dict[int, int] = {}  # end block -> holders that reach up to it
         self.idle: list[Entry] = []  # cached, held by nobody: highest blocks first
-        self.copies: dict[int, list[Copy]] | None = None  # blocks with several copies
+        self.copies: dict[int, list[Copy]] | None = None  # blocks with several copies, some being made
+        self.later: dict[int, list[Copy]] | None = None  # idle copies of others, but for the first
         self.writer: object | None = None  # the decode that will publish here
 
 

@@ -5,10 +5,11 @@ exactly k blocks that is a prefix of something cached), or two requests compute 
 by side (long-prefill threshold; a reply that another prompt already contains). vLLM then keeps
 several blocks under one hash, and a look-up takes the one published first.
 
-Such a block leaves its node's interval arithmetic and becomes an explicit list of copies in order of
-publication, each with its holders and its own place in the queue. Who made a later copy frees it;
-everyone else holds the first one, for they found it by look-up, and a held copy cannot be evicted,
-so "first" cannot change under a holder. One copy left: back to plain intervals.
+As long as somebody runs who made a later copy, such a block leaves its node's interval arithmetic and is an
+explicit list of copies in order of publication, each with its holders and its own place in the queue.
+Who made a later copy frees it; everyone else holds the first one, for they found it by look-up, and a
+held copy cannot be evicted, so "first" cannot change under a holder. Then the first is one of an interval
+again, and the others (`Node.later`) only wait to be taken; one of them takes its place if it goes before.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Duplicates:
             node.copies = {}
         copies = node.copies.get(block)
         if copies is None:
-            copies = node.copies[block] = [self._first_copy(node, block, held)]
+            copies = node.copies[block] = [self._first_copy(node, block, held), *self._pop_later(node, block)]
             self.count += 1
         copy = Copy(1, held)
         copies.append(copy)
@@ -55,7 +56,9 @@ class Duplicates:
         held.copies[node, block] = copy
 
     def _first_copy(self, node: Node, block: int, newcomer: RequestBlocks) -> Copy:
-        refs = sum(_reaches(held, node, block) for held in self.cache.holders if held is not newcomer)
+        refs = 0
+        if node.held_end > block:
+            refs = sum(_reaches(held, node, block) for held in self.cache.holders if held is not newcomer)
         first = Copy(refs, None)
         if not refs:
             first.entry = self._part(node, block)
@@ -84,23 +87,66 @@ class Duplicates:
 
     def evict(self, node: Node, block: int, copy: Copy) -> None:
         """An idle copy was taken from the head of the queue."""
-        assert node.copies is not None
-        copies = node.copies[block]
-        copies.remove(copy)
-        if len(copies) > 1:
+        copies = node.copies.get(block) if node.copies is not None else None
+        if copies is None:
+            assert node.later is not None
+            rest = self._pop_later(node, block)
+            rest.remove(copy)
+            self._wait(node, block, rest)
             return
-        self.count -= 1
-        del node.copies[block]
+        copies.remove(copy)
+        if len(copies) == 1:
+            last = copies[0]
+            if last.maker is not None and last.maker.copies is not None:
+                del last.maker.copies[node, block]
+            self._back_to_intervals(node, block)
+
+    def evict_one(self, entry: Entry) -> None:
+        """The highest block of an interval, where some have later copies, was taken from the queue's head."""
+        node = entry.node
+        block = entry.high = entry.high - 1
+        if block == entry.low:
+            self.cache.queue.unlink(entry)
+            node.idle.remove(entry)
+        later = self._pop_later(node, block)
+        if later:
+            self._put_in_interval(node, block, later.pop(0))
+            self._wait(node, block, later)
+            return
+        node.cached_end = block
+        if not node.refs and block == node.first_block:
+            self.cache.tree.prune(node)
+
+    def _pop_later(self, node: Node, block: int) -> list[Copy]:
+        if node.later is None:
+            return []
+        later = node.later.pop(block, [])
+        if not node.later:
+            node.later = None
+        return later
+
+    def _wait(self, node: Node, block: int, later: list[Copy]) -> None:
+        if later:
+            if node.later is None:
+                node.later = {}
+            node.later[block] = later
+
+    def _back_to_intervals(self, node: Node, block: int) -> None:
+        """Nobody makes a copy of it any more."""
+        assert node.copies is not None
+        first, *later = node.copies.pop(block)
         if not node.copies:
             node.copies = None
-        last = copies[0]
-        if last.maker is not None and last.maker.copies is not None:
-            del last.maker.copies[node, block]
-        if last.entry is not None:
-            last.entry.copy = None
+        self.count -= 1
+        self._put_in_interval(node, block, first)
+        self._wait(node, block, later)
+
+    def _put_in_interval(self, node: Node, block: int, copy: Copy) -> None:
+        if copy.entry is not None:
+            copy.entry.copy = None
             idle = node.idle
             position = next((i for i, entry in enumerate(idle) if entry.low < block), len(idle))
-            idle.insert(position, last.entry)
+            idle.insert(position, copy.entry)
 
     def num_idle(self, held: RequestBlocks, index: int, hits: int) -> int:
         """As `KVCache.num_idle`, where some blocks have copies: a hit takes the first of them."""
@@ -125,15 +171,19 @@ class Duplicates:
         end = hits
         for i in range(index, -1, -1):
             node = held.nodes[i]
-            for block, copies in (node.copies or {}).items():
-                if block < end:
-                    first = copies[0]
-                    first.refs += 1
-                    if first.entry is not None:
-                        self.cache.queue.unlink(first.entry)
-                        first.entry = None
-                        self.cache.num_free -= 1
+            if node.copies is not None:
+                self._touch_node(node.copies, end)
             end = node.first_block
+
+    def _touch_node(self, of_node: dict[int, list[Copy]], end: int) -> None:
+        for block, copies in of_node.items():
+            if block < end:
+                first = copies[0]
+                first.refs += 1
+                if first.entry is not None:
+                    self.cache.queue.unlink(first.entry)
+                    first.entry = None
+                    self.cache.num_free -= 1
 
     def release(self, held: RequestBlocks) -> None:
         """As `BlockPool.release`, along the whole path: own copies may stand where others hold too."""
@@ -142,35 +192,47 @@ class Duplicates:
         for i in range(held.index, -1, -1):
             node = held.nodes[i]
             low = cache.drop_hold(node, end) if releases else end
-            high = end
-            for block in sorted((b for b in node.copies or () if b < end), reverse=True):
-                if low <= block:
-                    if block + 1 < high:
-                        cache.push(node, block + 1, high)
-                    high = block
-                elif low < high:
-                    cache.push(node, low, high)
-                    high = low
-                self._release_copy(node, block, held)
-            if low < high:
-                cache.push(node, low, high)
+            if node.copies is not None:
+                self._release_node(node, low, end, held)
+            elif low < end:
+                cache.push(node, low, end)
             releases = releases and node.held_end < 0
             end = node.first_block
         if releases:
             cache.drop_hold(cache.tree.root, 0)
-        for copy in (held.copies or {}).values():
-            copy.maker = None
-        held.copies = None
+        if held.copies is not None:
+            for copy in held.copies.values():
+                copy.maker = None
+            for node, block in held.copies:
+                assert node.copies is not None
+                if not any(copy.maker is not None for copy in node.copies[block]):
+                    self._back_to_intervals(node, block)
+            held.copies = None
 
-    def _release_copy(self, node: Node, block: int, held: RequestBlocks) -> None:
+    def _release_node(self, node: Node, low: int, high: int, held: RequestBlocks) -> None:
+        """Blocks from `low` up to `high` go, and of those below each copied one has a holder less."""
         assert node.copies is not None
-        own = (held.copies or {}).get((node, block))
-        copy = own if own is not None else node.copies[block][0]
-        copy.refs -= 1
-        if not copy.refs:
-            copy.entry = Entry(node, block, block + 1, copy)
-            self.cache.queue.push(copy.entry)
-            self.cache.num_free += 1
+        cache = self.cache
+        for block in sorted(node.copies, reverse=True):
+            if block >= high:
+                continue
+            if low <= block:
+                if block + 1 < high:
+                    cache.push(node, block + 1, high)
+                high = block
+            elif low < high:
+                cache.push(node, low, high)
+                high = low
+            copy = node.copies[block][0]
+            if held.copies is not None:
+                copy = held.copies.get((node, block), copy)
+            copy.refs -= 1
+            if not copy.refs:
+                copy.entry = Entry(node, block, block + 1, copy)
+                cache.queue.push(copy.entry)
+                cache.num_free += 1
+        if low < high:
+            cache.push(node, low, high)
 
 
 def _reaches(held: RequestBlocks, node: Node, block: int) -> bool:

@@ -89,7 +89,11 @@ class Scheduler:
 
     def add_request(self, request: Request) -> None:
         """Take in a request (QUEUED)."""
-        state = RequestState(request, self.config)
+        self.take_in(RequestState(request, self.config))
+
+    def take_in(self, state: RequestState) -> None:
+        """Name its content, and put it into `waiting`."""
+        request = state.request
         request.state = state
         request.status = WAITING
         content = request.prompt + request.output

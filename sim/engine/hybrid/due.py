@@ -18,7 +18,6 @@ from __future__ import annotations
 from heapq import heappop, heappush
 
 from replicast.sim.config import EngineConfig
-from replicast.sim.engine.hybrid.groups.full import NEVER
 from replicast.sim.engine.hybrid.state import HybridState
 
 
@@ -34,14 +33,10 @@ class DueDecodes:
 
     def put(self, state: HybridState, clock: int) -> None:
         """A decode that has a row in every step from `clock` until it leaves."""
-        held = state.blocks
-        ends = held.next_publish - self._known_ahead
-        drops = NEVER
-        for unit in held.units:
-            if unit.room < ends:
-                ends = unit.room
-            if unit.next_drop < drops:
-                drops = unit.next_drop
+        ends = state.next_publish - self._known_ahead
+        if state.room < ends:
+            ends = state.room
+        drops = state.next_drop
         base = state.base
         drop_step = drops + self._lag - base
         if self._lag and state.last_clock == clock - 1:

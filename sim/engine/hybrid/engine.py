@@ -25,7 +25,7 @@ from replicast.sim.engine.hybrid.state import HybridState
 from replicast.sim.engine.hybrid.step_list import StepList
 from replicast.sim.engine.jump_effects import NEVER
 from replicast.sim.engine.request_state import RequestState
-from replicast.sim.engine.step_run import like_steps
+from replicast.sim.engine.step_run import StepRun, like_steps
 from replicast.sim.ticks import Tick
 
 
@@ -72,18 +72,12 @@ class HybridEngine(PoolEffects):
                 and self._may_have_tail(count, None)
                 and self._most_decodes(k + 1) > k
             )
-        computed = decodes.base_sum + (clock + 1) * count
-        run = like_steps(
-            self.memory_fixed + self.memory_per_kv_token * computed + self.memory_per_seq * count,
-            self.memory_per_kv_token * count,
-            self.compute_fixed + self.compute_per_token * count + self.compute_per_pair * computed,
-            self.compute_per_pair * count,
-        )
+        run = self._decode_steps(count, decodes.base_sum + (clock + 1) * count)
         self._start_jump(now, k, run, 0, tail)
         return True
 
     def _plan_prompt(self, now: Tick) -> bool:
-        """The chunks of the only half-done prompt, up to its end or a decode's; False: not as a jump."""
+        """The chunks of the only half-done prompt, and the decodes after it; False: not as a jump."""
         prefill, count, clock = self.prefills[0], self.decodes.count, self.clock
         if len(self.prefills) > 1 or self.last_in_flight or self._num_decodes_behind(prefill):
             return False
@@ -113,12 +107,36 @@ class HybridEngine(PoolEffects):
             ends.append(elapsed)
         k = len(chunks)
         blocks = self._most_to_take(k) * count
-        blocks += self.manager.most_to_take(prefill.blocks, done, k)
-        if not k or blocks > self.manager.pool.num_free:
+        blocks += self.groups.most_to_take(prefill, done, k)
+        if not k or blocks > self.groups.num_free:
             return False
+        more = self._num_steps_after(prefill, k) if done == target else 0
+        after: StepRun | None = None
+        if more and blocks + self._most_to_take(k + more) * (count + 1) <= self.groups.num_free:
+            after = self._decode_steps(count + 1, computed + target + 1)
+            k += more
         self._chunks = chunks
-        self._start_jump(now, k, StepList(ends), 0, False)
+        self._start_jump(now, k, StepList(ends, after), 0, False)
         return True
+
+    def _num_steps_after(self, prefill: HybridState, k: int) -> int:
+        """Decode steps that come next for certain, once the only half-done prompt is over after `k` steps."""
+        scheduler, decodes = self.scheduler, self.decodes
+        if scheduler.waiting and len(scheduler.running) < scheduler.seats:
+            return 0
+        if decodes.count >= scheduler.token_budget:
+            return 0
+        most = prefill.num_outputs - prefill.request.num_output_tokens - 1 + prefill.runs_past_eos
+        return min(most, decodes.leaving[0][0] - self.clock - k) if decodes.count else most
+
+    def _decode_steps(self, count: int, computed: int) -> StepRun:
+        """Steps of `count` decodes, which in the first look at `computed` tokens."""
+        return like_steps(
+            self.memory_fixed + self.memory_per_kv_token * computed + self.memory_per_seq * count,
+            self.memory_per_kv_token * count,
+            self.compute_fixed + self.compute_per_token * count + self.compute_per_pair * computed,
+            self.compute_per_pair * count,
+        )
 
     def _plan_mixed(self, now: Tick, budget: int) -> bool:
         """One step: the decodes that are due, chunks of prompts, admissions; its effects are applied here."""
@@ -129,7 +147,7 @@ class HybridEngine(PoolEffects):
         if budget < 0 or not self._has_room(due):
             return False
         if scheduler.waiting:
-            self.manager.new_step_starts()
+            self.groups.new_step_starts()
         rows = tokens = count
         kv_tokens = pairs = decodes.base_sum + (clock + 1) * count
         started: list[HybridState] = []
@@ -225,15 +243,15 @@ class HybridEngine(PoolEffects):
             state.chunk = 0
         for state in self.prefills:
             most += num_groups * (state.chunk // self._smallest + 2)
-        free = self.manager.pool.num_free
+        free = self.groups.num_free
         if most <= free:
             return True
         needed = 0
         for state in due:
-            needed += self.manager.num_to_take(state.blocks, state.base + self.clock + 1)
+            needed += self.groups.num_to_take(state, state.base + self.clock + 1)
         for state in self.prefills:
             if state.chunk:
-                needed += self.manager.num_to_take(state.blocks, state.computed + state.chunk)
+                needed += self.groups.num_to_take(state, state.computed + state.chunk)
         return needed <= free
 
     def _admit(self, state: RequestState, budget: int, now: Tick) -> tuple[int, int]:
@@ -241,7 +259,7 @@ class HybridEngine(PoolEffects):
         assert isinstance(state, HybridState)
         scheduler, request = self.hybrid, state.request
         num_tokens = request.num_prompt_tokens + request.num_output_tokens
-        hit = self.manager.get_computed_blocks(state.blocks, num_tokens)
+        hit = self.groups.get_computed_blocks(state, num_tokens)
         done = hit.num_tokens
         if self.is_25:
             scheduler.count_look_up(request, done)
@@ -252,8 +270,8 @@ class HybridEngine(PoolEffects):
                 return done, 0
             new = budget
         new = scheduler.aligned(state, done, new, admission=True)
-        if not new or not self.manager.admit(
-            state.blocks,
+        if not new or not self.groups.admit_hit(
+            state,
             hit,
             new,
             num_tokens,

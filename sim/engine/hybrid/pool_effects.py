@@ -28,7 +28,7 @@ class PoolEffects(MacroEngine):
         scheduler = self.scheduler
         assert isinstance(scheduler, HybridScheduler)
         self.hybrid = scheduler
-        self.manager = scheduler.manager
+        self.groups = scheduler.groups
         self.due = DueDecodes(config)
         self.prefills: list[HybridState] = []  # half-done, in the order of their seats
         self._chunks: list[int] = []  # of the only one, in the steps of the jump under way
@@ -58,21 +58,17 @@ class PoolEffects(MacroEngine):
         return state.last_tokens if state.last_clock == clock - 1 else otherwise
 
     def _touch(self, state: HybridState, clock: int) -> None:
-        """What a decode that is due in step `clock` does to the pool."""
+        """What a decode that is due in step `clock` does to the pool; that it has room was counted before."""
         computed = state.base + clock
-        in_flight = self.tokens_in_flight(state, clock, 1)
-        done = self.manager.allocate_slots(
-            state.blocks, computed, 1, computed if self.is_async else computed + 1, in_flight
-        )
-        assert done, "blocks were counted before"
+        self.groups.drop(state, computed, self.tokens_in_flight(state, clock, 1))
+        self.groups.grow(state, computed + 1, computed if self.is_async else computed + 1)
         self.due.put(state, clock + 1)
 
     def _compute_chunk(self, state: HybridState, clock: int) -> int:
         """Blocks for a half-done prompt's chunk; tokens computed before."""
         done, new = state.computed, state.chunk
-        in_flight = self.tokens_in_flight(state, clock, 0)
-        enough = self.manager.allocate_slots(state.blocks, done, new, state.target, in_flight)
-        assert enough, "blocks were counted before"
+        self.groups.drop(state, done, self.tokens_in_flight(state, clock, 0))
+        self.groups.grow(state, done + new, state.target)
         state.computed = done + new
         state.last_clock = clock
         state.last_tokens = new
@@ -80,8 +76,10 @@ class PoolEffects(MacroEngine):
 
     def _take_blocks(self, k: int) -> None:
         due, step, end = self.due, self.clock, self.clock + k
+        next_due = due.next(end)
         for chunk in self._chunks[:k]:
-            self._touch_due(step)
+            if next_due == step:
+                next_due = self._touch_due(step, end)
             prefill = self.prefills[0]
             if prefill.last_clock < step:
                 prefill.chunk = chunk
@@ -89,48 +87,64 @@ class PoolEffects(MacroEngine):
                 self.stats.step_token_sum += chunk
             self._look_at_peak()
             step += 1
-        step = due.next(end)
-        while step < end:
-            self._touch_due(step)
+        if self.prefills and 0 < len(self._chunks) < k:
+            self._end_prompt(step)
+            self.stats.step_token_sum += end - step
+            next_due = due.next(end)
+        while next_due < end:
+            next_due = self._touch_due(next_due, end)
             self._look_at_peak()
-            step = due.next(end)
 
-    def _touch_due(self, step: int) -> None:
-        if self.due.next(step + 1) == step:
-            for state in self.due.pop(step):
-                self._touch(state, step)
+    def _touch_due(self, step: int, end: int) -> int:
+        """Touch all that are due in `step`; the next step before `end` in which somebody is."""
+        for state in self.due.pop(step):
+            self._touch(state, step)
+        return self.due.next(end)
 
     def _look_at_peak(self) -> None:
-        used = self.cache.num_usable - self.manager.pool.num_free
+        used = self.cache.num_usable - self.cache.num_free
         if used > self.stats.peak_used_blocks:
             self.stats.peak_used_blocks = used
 
     def _apply_jump(self, now: Tick) -> None:
         super()._apply_jump(now)
-        if self._chunks:
-            prefill = self.prefills[0]
-            if prefill.computed == prefill.target:
-                self.prefills.clear()
-                self._start_decoding(prefill, self.clock, self.gpu_free)
+        if self._chunks and self.prefills and self.prefills[0].computed == self.prefills[0].target:
+            self._end_prompt(self.clock)
+
+    def _end_prompt(self, after: int) -> None:
+        """The only half-done prompt decodes from step `after` on."""
+        self._start_decoding(self.prefills.pop(), after, self._start + self._run.ticks(len(self._chunks)))
+
+    def settle(self, now: Tick) -> None:
+        super().settle(now)
+        if not self._k or not self._chunks or now <= self._start:
+            return
+        delivered = self._run.steps_until(now - self._start) - len(self._chunks)
+        if delivered > 0:  # the prompt was over before `now`
+            request = self.prefills[0].request
+            request.num_output_tokens += delivered
+            if request.first_token_tick is None:
+                request.first_token_tick = self._start + self._run.ticks(len(self._chunks))
 
     def _start_decoding(self, state: RequestState, after: int, end: Tick) -> None:
         super()._start_decoding(state, after, end)
         assert isinstance(state, HybridState)
         self.due.put(state, after)
 
-    def _count(self, k: int, tokens: int, duration: Tick) -> None:
-        self.cache.num_free = self.manager.pool.num_free
-        super()._count(k, tokens, duration)
+    def mark_writer(self, state: RequestState) -> bool:
+        """Decodes publish on time, so nobody has to ask them."""
+        return True
 
     def _give_up_blocks(self, state: RequestState, computed: int) -> None:
         assert isinstance(state, HybridState)
-        self.manager.publish(state.blocks, computed)
-        self.manager.free(state.blocks)
+        self.groups.publish(state, computed)
+        self.groups.free(state)
+        self.groups.forget(state)
 
     def _most_decodes(self, k: int) -> int:
         """The most steps of decodes up to `k` for whose blocks there is room."""
         count, clock = self.decodes.count, self.clock
-        free = self.manager.pool.num_free
+        free = self.groups.num_free
         if self._most_to_take(k) * count <= free:
             return k
         quiet = self.due.next(clock + k) - clock
@@ -155,5 +169,5 @@ class PoolEffects(MacroEngine):
         needed = 0
         for _, _, state in self.decodes.leaving:
             assert isinstance(state, HybridState)
-            needed += self.manager.num_to_take(state.blocks, state.base + self.clock + k)
+            needed += self.groups.num_to_take(state, state.base + self.clock + k)
         return needed

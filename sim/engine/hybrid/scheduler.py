@@ -9,48 +9,12 @@ from __future__ import annotations
 
 from replicast.sim.config import EngineConfig
 from replicast.sim.engine import EngineStats
-from replicast.sim.engine.hybrid.block_hash import KnownRuns
 from replicast.sim.engine.hybrid.chunks import aligned_chunk
-from replicast.sim.engine.hybrid.kv_cache import KVCacheManager
+from replicast.sim.engine.hybrid.kv_cache import HybridCache
 from replicast.sim.engine.hybrid.state import HybridState
-from replicast.sim.engine.kv_cache import KVCache, RequestBlocks
 from replicast.sim.engine.request_state import RequestState, ScheduledRow, SchedulerOutput
-from replicast.sim.engine.scheduler import WAITING, Scheduler, Step
-from replicast.sim.kv_groups import hash_block_size
+from replicast.sim.engine.scheduler import Scheduler, Step
 from replicast.sim.request import Request
-
-
-class HybridCache(KVCache):
-    """The groups' blocks, as the scheduler of all models asks for them."""
-
-    def __init__(self, config: EngineConfig) -> None:
-        super().__init__(
-            config.num_gpu_blocks,
-            config.block_size,
-            config.max_model_len,
-            config.enable_prefix_caching,
-            config.watermark,
-            config.num_lookahead_tokens,
-        )
-        self.manager = KVCacheManager(config)
-
-    @property
-    def usage(self) -> float:
-        return self.manager.usage
-
-    def allocate(self, held: RequestBlocks, num_computed: int, num_new: int, num_tokens: int) -> bool:
-        assert isinstance(held, HybridState)
-        return self.manager.allocate_slots(
-            held.blocks, num_computed, num_new, num_tokens, held.num_in_flight_tokens
-        )
-
-    def publish(self, held: RequestBlocks, num_tokens: int) -> None:
-        assert isinstance(held, HybridState)
-        self.manager.publish(held.blocks, num_tokens)
-
-    def free(self, held: RequestBlocks) -> None:
-        assert isinstance(held, HybridState)
-        self.manager.free(held.blocks)
 
 
 class HybridScheduler(Scheduler):
@@ -58,23 +22,18 @@ class HybridScheduler(Scheduler):
 
     def __init__(self, config: EngineConfig, stats: EngineStats) -> None:
         super().__init__(config, stats)
-        cache = HybridCache(config)
-        self.kv_cache = cache
-        self.manager = cache.manager
-        self._known = KnownRuns()
-        self._hash_block_size = hash_block_size(config.kv_groups or (), config.enable_prefix_caching)
+        self.groups = HybridCache(config)
+        self.groups.holders = self.running
+        self.kv_cache = self.groups
         self.aligns_chunks = any(
             group.kind == "mamba" and group.mamba_cache_mode == "align" for group in config.kv_groups or ()
         )
 
     def add_request(self, request: Request) -> None:
-        state = HybridState(request, self.config, self._hash_block_size, self._known)
-        request.state = state
-        request.status = WAITING
-        self.waiting.add(state)
+        self.take_in(HybridState(request, self.config))
 
     def schedule(self) -> SchedulerOutput:
-        self.manager.new_step_starts()
+        self.groups.new_step_starts()
         return super().schedule()
 
     def aligned(self, state: HybridState, start: int, num_new: int, admission: bool) -> int:
@@ -88,7 +47,7 @@ class HybridScheduler(Scheduler):
             request.num_tokens,
             start,
             num_new,
-            state.blocks.shared_prefix_boundary,
+            state.shared_prefix_boundary,
             admission=admission,
         )
 
@@ -104,7 +63,7 @@ class HybridScheduler(Scheduler):
             state = self.waiting.peek()
             assert isinstance(state, HybridState)
             num_tokens = state.request.num_tokens
-            hit = self.manager.get_computed_blocks(state.blocks, num_tokens)
+            hit = self.groups.get_computed_blocks(state, num_tokens)
             num_hit_tokens = hit.num_tokens
             if self.is_25:
                 self.count_look_up(state.request, num_hit_tokens)
@@ -118,8 +77,8 @@ class HybridScheduler(Scheduler):
             num_new = self.aligned(state, num_hit_tokens, num_new, admission=True)
             if num_drafts and num_new != wanted and not self.is_25:
                 num_new, num_drafts = 1, 0  # cut padding is worth nothing
-            if not num_new or not self.manager.admit(
-                state.blocks,
+            if not num_new or not self.groups.admit_hit(
+                state,
                 hit,
                 num_new,
                 num_tokens,

@@ -1,21 +1,100 @@
-"""The product's engine of hybrid models, one step at a time, with its own block ids.
+"""The product's engine of hybrid models, one step at a time.
 
-Jumps are planned as ever and handed out as those of plain models (`product.py`). Its blocks are real ones, so
-each step handed out of a jump touches who is due in it, and the pool is what it was after that step.
+Jumps are planned as ever and handed out as those of plain models (`product.py`), but for the decodes after a
+prompt. Each step handed out of a jump touches who is due in it: the pool is what it was after that step.
+
+Its blocks have no numbers. They come from the reference's cache, which gets the same calls in the same order
+and must give the same answers; so recorded numbers are met only if each call is vLLM's own.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
+from reference.block_hash import BlockHashes
+from reference.groups.full import RequestBlocks
+from reference.kv_cache import Hit, KVCacheManager
 from reference.output import ScheduledRow
 from replicast.sim.config import EngineConfig
 from replicast.sim.engine.hybrid.engine import HybridEngine
+from replicast.sim.engine.hybrid.kv_cache import HybridCache
 from replicast.sim.engine.hybrid.state import HybridState
 from replicast.sim.engine.request_state import RequestState
 from replicast.sim.engine.step_time import StepTime
+from replicast.sim.kv_groups import hash_block_size
 from replicast.sim.request import Request, RequestStatus
 from replicast.sim.ticks import Tick
 
 from .product import Product
+
+
+class _Cache(HybridCache):
+    """Asks the reference's cache the same."""
+
+    def __init__(self, config: EngineConfig) -> None:
+        super().__init__(config)
+        self.shadow = KVCacheManager.of(config)
+        self.of: dict[Any, RequestBlocks] = {}
+        self._hits: dict[Any, Hit] = {}
+        self._is_asked = False  # the shadow, for all of the call under way
+        self._dropped = 0, 0
+        groups = config.kv_groups or ()
+        self._num_groups = len(groups)
+        self._hash_block_size = hash_block_size(groups, config.enable_prefix_caching)
+
+    def name(self, held: Any, content: Any) -> None:
+        super().name(held, content)
+        r = held.request
+        private = -1 - r.request_id
+        hashes = BlockHashes(r.prompt, r.output, r.max_tokens, self._hash_block_size, private)
+        self.of[held] = RequestBlocks(hashes, r.num_prompt_tokens, self._num_groups)
+
+    def new_step_starts(self) -> None:
+        self.shadow.new_step_starts()
+        super().new_step_starts()
+
+    def get_computed_blocks(self, held: Any, num_tokens: int) -> Any:
+        hit = super().get_computed_blocks(held, num_tokens)
+        self._hits[held] = self.shadow.get_computed_blocks(self.of[held], num_tokens)
+        assert self._hits[held].num_tokens == hit.num_tokens
+        return hit
+
+    def allocate(self, held: Any, *numbers: int) -> bool:
+        done = self.shadow.allocate_slots(self.of[held], *numbers, held.num_in_flight_tokens)
+        self._is_asked = True
+        self._checked(done, super().allocate(held, *numbers))
+        self._is_asked = False
+        return done
+
+    def drop(self, held: Any, num_computed: int, num_in_flight: int) -> None:
+        super().drop(held, num_computed, num_in_flight)
+        self._dropped = num_computed, num_in_flight
+
+    def grow(self, held: Any, total: int, num_tokens: int) -> None:
+        if not self._is_asked:
+            done, in_flight = self._dropped
+            assert self.shadow.allocate_slots(self.of[held], done, total - done, num_tokens, in_flight)
+        super().grow(held, total, num_tokens)
+        self._checked(True, True)
+
+    def admit_hit(self, held: Any, hit: Any, *numbers: int, **settings: bool) -> bool:
+        done = self.shadow.admit(self.of[held], self._hits[held], *numbers, **settings)
+        self._is_asked = True
+        self._checked(done, super().admit_hit(held, hit, *numbers, **settings))
+        self._is_asked = False
+        return done
+
+    def publish(self, held: Any, num_tokens: int) -> None:
+        self.shadow.publish(self.of[held], num_tokens)
+        super().publish(held, num_tokens)
+
+    def free(self, held: Any) -> None:
+        self.shadow.free(self.of[held])
+        super().free(held)
+        self._checked(True, True)
+
+    def _checked(self, theirs: bool, ours: bool) -> None:
+        assert (theirs, self.shadow.pool.num_free_blocks) == (ours, self.num_free)
 
 
 class _Engine(HybridEngine):
@@ -23,6 +102,9 @@ class _Engine(HybridEngine):
 
     def __init__(self, config: EngineConfig) -> None:
         super().__init__(config, StepTime(1, 0, 0, 0, 0, 0))
+        self.shadowed = cache = _Cache(config)
+        cache.holders, cache.sync = self.scheduler.running, self._sync
+        self.cache = self.groups = self.hybrid.groups = self.scheduler.kv_cache = cache
         self.admitted: list[tuple[RequestState, int, int]] = []
         self.wants_cut = False
         self._mixed: int | None = None  # the step that `_plan_mixed` makes
@@ -41,6 +123,9 @@ class _Engine(HybridEngine):
         if self._mixed is not None and self._mixed < self.clock:
             return False  # the jump after it is planned when it is asked for
         return super()._plan_decodes(now, taken, head)
+
+    def _num_steps_after(self, prefill: HybridState, k: int) -> int:
+        return 0
 
     def _plan_prompt(self, now: Tick) -> bool:
         return self._mixed is None and super()._plan_prompt(now)
@@ -63,18 +148,17 @@ class HybridProduct(Product):
 
     @property
     def num_free_blocks(self) -> int:
-        return self.engine.manager.pool.num_free  # type: ignore[no-any-return]
+        return self.engine.cache.num_free  # type: ignore[no-any-return]
 
     def block_ids(self, request: Request) -> list[int] | list[list[int]]:
-        assert isinstance(request.state, HybridState)
-        groups = request.state.blocks.block_ids
+        groups = [list(group.block_ids) for group in self.engine.shadowed.of[request.state].groups]
         return groups[0] if len(groups) == 1 else groups
 
     def free_queue(self) -> list[int]:
-        return list(self.engine.manager.pool.free_queue)
+        return list(self.engine.shadowed.shadow.pool.free_queue)
 
     def cached_blocks(self) -> list[int]:
-        hashes = self.engine.manager.pool.block_hash
+        hashes = self.engine.shadowed.shadow.pool.block_hash
         return [block for block, held in enumerate(hashes) if held is not None]
 
     def _number_blocks(self, rows: list[ScheduledRow]) -> None:

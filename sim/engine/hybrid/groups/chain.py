@@ -1,24 +1,31 @@
-"""The only group of full attention, in stretches of blocks (`stretch.py`): a request costs a few of them.
+"""The only group of full attention: the cache of plain models, whose blocks are runs of content.
 
-A block's hash covers all before, and a request that holds a block holds all before. So what is cached of a
-prompt is a few stretches, and where the last block of one is found, so are the others.
+Which block is which does not matter there, so a request costs what its content has of nodes
+(`sim/engine/kv_cache.py`), however long it is. With several such groups it is block by block (`full.py`).
 """
 
 from __future__ import annotations
 
-from replicast.sim.engine.hybrid.block_hash import BlockHashes
-from replicast.sim.engine.hybrid.groups.full import Found, FullGroups, GroupBlocks, RequestBlocks, cdiv
-from replicast.sim.engine.hybrid.stretch import Chain, Stretch
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from replicast.sim.engine.hybrid.block_pool import Table
+from replicast.sim.engine.hybrid.groups.full import NEVER, Found, FullGroups, GroupBlocks
+from replicast.sim.engine.kv_cache import KVCache, cdiv
+
+if TYPE_CHECKING:
+    from replicast.sim.engine.hybrid.state import HybridState
 
 
-class FoundStretches(Found):
-    """What a look-up found up to place `length`: of each stretch the blocks up to the next one."""
+class FoundRun(Found):
+    """A hit of the first `length` blocks; the last lies in node `index` of the request's path."""
 
-    __slots__ = ("length", "stretches")
+    __slots__ = ("held", "index", "length")
 
-    def __init__(self, stretches: list[Stretch], length: int) -> None:
+    def __init__(self, held: HybridState, index: int, length: int) -> None:
         super().__init__(0, [])
-        self.stretches = stretches
+        self.held = held
+        self.index = index
         self.length = length
 
     @property
@@ -26,110 +33,71 @@ class FoundStretches(Found):
         return self.length
 
     def cut(self, num_places: int) -> None:
-        self.length = min(self.length, num_places)
+        if num_places >= self.length:
+            return
+        self.length = num_places
+        nodes, index = self.held.nodes, self.index
+        while index >= 0 and nodes[index].first_block >= num_places:
+            index -= 1
+        self.index = index
 
 
 class ChainBlocks(GroupBlocks):
-    """The blocks of one request in the only group."""
+    """Those of one request, which are noted with itself."""
 
-    __slots__ = ("chain", "num_places")
+    __slots__ = ("held",)
 
-    def __init__(self, unit: FullGroups) -> None:
+    def __init__(self, unit: FullGroups, held: HybridState) -> None:
         super().__init__(unit)
-        self.chain = Chain()
-        self.num_places = 0
-
-    def by_group(self) -> list[list[int]]:
-        chain = self.chain
-        return [[*(block for stretch in chain.stretches for block in stretch.blocks), *chain.own]]
+        self.held = held
 
 
 class ChainGroup(FullGroups):
     """Full attention in one group."""
 
-    def new_blocks(self) -> GroupBlocks:
-        return ChainBlocks(self)
+    def new_blocks(self, held: HybridState) -> GroupBlocks:
+        return ChainBlocks(self, held)
 
-    def no_hit(self) -> Found:
-        return FoundStretches([], 0)
+    def no_hit(self, held: HybridState) -> Found:
+        return FoundRun(held, -1, 0)
 
-    def find(self, cached: list[dict[int, int]], hashes: BlockHashes, num_tokens: int) -> Found:
-        table, step, stretch_of = cached[0], self.hashes_per_block, self.pool.stretch_of
-        found: list[Stretch] = []
-        length, place = num_tokens // self.block_size, 0
-        hashes.reach(length * step)
-        while place < length:
-            block = table.get(hashes.name((place + 1) * step - 1))
-            if block is None:
-                break
-            stretch = stretch_of[block]
-            assert stretch is not None, "what is cached has a stretch"
-            found.append(stretch)
-            place = self._end_of_hit(stretch, hashes, min(stretch.end, length))
-        return FoundStretches(found, place - place % (self.alignment // self.block_size))
-
-    def _end_of_hit(self, stretch: Stretch, hashes: BlockHashes, end: int) -> int:
-        """The place up to which a stretch, whose first block is hit, holds what is asked for."""
-        blocks, block_hash, step = stretch.blocks, self.pool.block_hash, self.hashes_per_block
-        start = stretch.start
-        low, middle = start + 1, end
-        while low < end:
-            if block_hash[blocks[middle - 1 - start]] == hashes.name(middle * step - 1):
-                low = middle
-            else:
-                end = middle - 1
-            middle = (low + end + 1) // 2
-        return low
+    def find(self, tables: Sequence[Table], held: HybridState, num_tokens: int) -> Found:
+        index, length = self.pool.look_up(held, num_tokens + 1)
+        found = FoundRun(held, index, length)
+        found.cut(length - length % (self.alignment // self.block_size))
+        return found
 
     def num_idle(self, found: Found, num_hit_tokens: int) -> int:
-        assert isinstance(found, FoundStretches)
-        number, end = 0, found.length
-        for stretch in reversed(found.stretches):
-            if stretch.start < end:
-                if not stretch.holders:
-                    number += end - stretch.start
-                end = stretch.start
-        return number
+        assert isinstance(found, FoundRun)
+        return self.pool.num_idle(found.held, found.index, found.length)
 
     def adopt(self, blocks: GroupBlocks, found: Found, num_hit_tokens: int) -> None:
         assert isinstance(blocks, ChainBlocks)
-        assert isinstance(found, FoundStretches)
         if num_hit_tokens:
-            self.pool.hold(blocks.chain, found.stretches, found.length)
-            blocks.num_places = blocks.num_published = found.length
+            assert isinstance(found, FoundRun)
+            self.pool.touch(found.held, found.index, found.length)
+            found.held.num_blocks = found.length
         self._note(blocks)
 
     def _note(self, blocks: GroupBlocks) -> None:
         assert isinstance(blocks, ChainBlocks)
-        blocks.room = blocks.num_places * self.block_size
-        blocks.next_drop = 0 if self.speculates else self.after_drop(0)
+        blocks.room = blocks.held.num_blocks * self.block_size
+        blocks.next_drop = NEVER
 
     def num_to_take(self, blocks: GroupBlocks, num_tokens: int, num_slots: int) -> int:
         assert isinstance(blocks, ChainBlocks)
-        return max(cdiv(num_slots, self.block_size) - blocks.num_places, 0)
+        return max(cdiv(num_slots, self.block_size) - blocks.held.num_blocks, 0)
 
     def take(self, blocks: GroupBlocks, num_tokens: int, num_slots: int) -> None:
         assert isinstance(blocks, ChainBlocks)
         places = cdiv(num_slots, self.block_size)
-        self.pool.take(places - blocks.num_places, blocks.chain.own)
-        blocks.num_places = places
+        self.pool.take(places - blocks.held.num_blocks)
+        blocks.held.num_blocks = places
         self._note(blocks)
 
-    def drop(self, blocks: GroupBlocks, num_processed: int) -> None:
-        """Nothing is."""
-
-    def publish(self, blocks: GroupBlocks, held: RequestBlocks, num_tokens: int) -> None:
-        assert isinstance(blocks, ChainBlocks)
-        start, end = blocks.num_published, num_tokens // self.block_size
-        if end <= start:
-            return
-        blocks.num_published = end
-        step = self.hashes_per_block
-        hashes = held.hashes
-        hashes.reach(end * step)
-        names = [hashes.name(place * step - 1) for place in range(start + 1, end + 1)]
-        self.pool.publish_own(blocks.chain, names, start, self.numbers[0])
+    def publish(self, blocks: GroupBlocks, held: HybridState, num_tokens: int) -> None:
+        KVCache.publish(self.pool, held, num_tokens)
 
     def free(self, blocks: GroupBlocks) -> None:
         assert isinstance(blocks, ChainBlocks)
-        self.pool.let_go(blocks.chain)
+        KVCache.free(self.pool, blocks.held)

@@ -8,18 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import TYPE_CHECKING
 
-from replicast.sim.engine.hybrid.block_hash import BlockHashes
-from replicast.sim.engine.hybrid.block_pool import NULL_BLOCK, BlockPool
+from replicast.sim.engine.hybrid.block_pool import Block, GroupPool, Table, key_of
+from replicast.sim.engine.kv_cache import cdiv
 from replicast.sim.kv_groups import KVGroup
 
+if TYPE_CHECKING:
+    from replicast.sim.engine.hybrid.state import HybridState
+
 NEVER = 1 << 62
-
-
-def cdiv(a: int, b: int) -> int:
-    """`a / b` rounded up."""
-    return -(-a // b)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +26,6 @@ class CacheSettings:
 
     is_25: bool
     alignment: int
-    hash_block_size: int
     max_model_len: int
     max_in_flight_tokens: int
     retention_interval: int | None
@@ -36,9 +33,9 @@ class CacheSettings:
 
 
 class GroupBlocks:
-    """The blocks of one request in equal groups: of each a list, null where dropped or passed over.
+    """The blocks of one request in equal groups: of each a list, None where nothing is cached.
 
-    The first `num_published` places are past publishing, the first `num_dropped` past dropping. There is
+    The first `num_published` places are past publishing, the first `num_dropped` hold no block. There is
     room for `room` tokens, and nothing to drop before `next_drop` are processed.
     """
 
@@ -46,45 +43,19 @@ class GroupBlocks:
 
     def __init__(self, unit: FullGroups) -> None:
         self.unit = unit
-        self.ids: list[list[int]] = []
+        self.ids: list[list[Block | None]] = []
         self.num_published = 0
         self.num_dropped = 0
         self.room = 0
         self.next_drop = 0
 
-    def by_group(self) -> list[list[int]]:
-        """All places of each group."""
-        return self.ids
-
-
-class RequestBlocks:
-    """The blocks of one request in all groups.
-
-    `shared_prefix_boundary`: to where another request's prompt was seen to be the same, though not
-    all groups have it cached; 0 if nowhere. Fewer than `next_publish` tokens fill no further block.
-    """
-
-    __slots__ = ("hashes", "next_publish", "num_prompt_tokens", "shared_prefix_boundary", "units")
-
-    def __init__(self, hashes: BlockHashes, num_prompt_tokens: int) -> None:
-        self.hashes = hashes
-        self.num_prompt_tokens = num_prompt_tokens
-        self.units: list[GroupBlocks] = []
-        self.shared_prefix_boundary = 0
-        self.next_publish = 0
-
-    @property
-    def block_ids(self) -> list[list[int]]:
-        """The blocks of each group."""
-        return [list(ids) for unit in self.units for ids in unit.by_group()]
-
 
 class Found:
-    """What a look-up found in equal groups: of each the blocks from place `start` on, nulls before."""
+    """What a look-up found in equal groups: of each the blocks from place `start` on, none before."""
 
     __slots__ = ("blocks", "start")
 
-    def __init__(self, start: int, blocks: list[list[int]]) -> None:
+    def __init__(self, start: int, blocks: list[list[Block]]) -> None:
         self.start = start
         self.blocks = blocks
 
@@ -100,15 +71,22 @@ class Found:
 
 
 class FullGroups:
-    """Equal groups of full attention, and the base of the others."""
+    """Equal groups of full attention, and the base of the others. `tree`: which path of a request counts."""
 
     def __init__(
-        self, group: KVGroup, numbers: Sequence[int], pool: BlockPool, settings: CacheSettings
+        self,
+        group: KVGroup,
+        count: int,
+        pool: GroupPool,
+        tree: int,
+        tables: list[Table],
+        settings: CacheSettings,
     ) -> None:
         self.group = group
-        self.numbers = list(numbers)
-        self.count = len(self.numbers)
+        self.count = count
         self.pool = pool
+        self.tree = tree
+        self.tables = tables
         self.settings = settings
         self.is_25 = settings.is_25
         self.speculates = settings.speculates
@@ -116,27 +94,26 @@ class FullGroups:
         self.block_size = group.block_size
         self.num_drafts = group.num_speculative_blocks
         self.most_admission_tokens = NEVER
-        self.hashes_per_block = group.block_size // settings.hash_block_size
 
     # What differs between the kinds
 
-    def find(self, cached: list[dict[int, int]], hashes: BlockHashes, num_tokens: int) -> Found:
-        """What serves a look-up of at most `num_tokens` tokens; `cached` are the tables of the groups."""
-        step = self.hashes_per_block
-        length = num_tokens // self.block_size
-        names = hashes.first(length * step)[step - 1 : length * step : step]
-        blocks: list[list[int]] = []
-        for table in cached:
-            hits = [*map(table.get, names)]
-            if None in hits:
-                length = hits.index(None)
-                del names[length:], hits[length:]
-            blocks.append(cast(list[int], hits))
-        per_hit = self.alignment // self.block_size
-        length -= length % per_hit
-        for run in blocks:
+    def find(self, tables: Sequence[Table], held: HybridState, num_tokens: int) -> Found:
+        """What serves a look-up of at most `num_tokens` tokens; `tables` are those of all equal groups."""
+        length, path = num_tokens // self.block_size, held.paths[self.tree]
+        runs: list[list[Block]] = []
+        for table in tables:
+            run: list[Block] = []
+            while len(run) < length:
+                block = table.first.get(key_of(path, len(run)))
+                if block is None:
+                    length = len(run)
+                else:
+                    run.append(block)
+            runs.append(run)
+        length -= length % (self.alignment // self.block_size)
+        for run in runs:
             del run[length:]
-        return Found(0, blocks)
+        return Found(0, runs)
 
     def num_skipped(self, num_computed: int) -> int:
         """Leading places that no later token looks at."""
@@ -152,25 +129,24 @@ class FullGroups:
         first = blocks.num_dropped
         if first < last:
             for ids in blocks.ids:
-                freed = ids[first:last]
-                ids[first:last] = [NULL_BLOCK] * (last - first)
-                self.pool.free(freed)
+                self.pool.let_go(ids[first:last])
+                ids[first:last] = [None] * (last - first)
             blocks.num_dropped = last
         self._note(blocks)
 
-    def reachable(self, blocks: GroupBlocks, end: int, held: RequestBlocks) -> Sequence[int]:
+    def reachable(self, blocks: GroupBlocks, end: int, held: HybridState) -> Sequence[int]:
         """The places before `end`, not yet published, that a look-up can need; others never are."""
         return range(blocks.num_published, end)
 
-    def new_blocks(self) -> GroupBlocks:
+    def new_blocks(self, held: HybridState) -> GroupBlocks:
         """Those of a request that has none yet."""
         blocks = GroupBlocks(self)
-        blocks.ids = [[] for _ in self.numbers]
+        blocks.ids = [[] for _ in self.tables]
         return blocks
 
-    def no_hit(self) -> Found:
+    def no_hit(self, held: HybridState) -> Found:
         """What a look-up finds where there is nothing."""
-        return Found(0, [[] for _ in self.numbers])
+        return Found(0, [[] for _ in self.tables])
 
     # A request's life
 
@@ -206,7 +182,11 @@ class FullGroups:
 
     def num_idle(self, found: Found, num_hit_tokens: int) -> int:
         """Hits that nobody holds: they leave the free queue when they are taken."""
-        return sum([self.pool.num_idle(blocks) for blocks in self.kept(found, num_hit_tokens).blocks])
+        number = 0
+        for blocks in self.kept(found, num_hit_tokens).blocks:
+            for block in blocks:
+                number += not block.holders
+        return number
 
     def most_held(self, found: Found, num_tokens: int) -> int:
         """The most blocks that a request of so many tokens takes or hits when it is admitted."""
@@ -217,10 +197,9 @@ class FullGroups:
         """Hold the hits of a request that is admitted."""
         kept = self.kept(found, num_hit_tokens)
         if num_hit_tokens:
-            for index in range(self.count):
-                hits, ids = kept.blocks[index], blocks.ids[index]
-                self.pool.touch(hits)
-                ids += [NULL_BLOCK] * kept.start
+            for ids, hits in zip(blocks.ids, kept.blocks, strict=True):
+                self.pool.hold_blocks(hits)
+                ids += [None] * kept.start
                 ids += hits
             blocks.num_dropped = kept.start
             blocks.num_published = len(blocks.ids[0])
@@ -238,32 +217,29 @@ class FullGroups:
     def take(self, blocks: GroupBlocks, num_tokens: int, num_slots: int) -> None:
         """Take them."""
         new = cdiv(num_slots, self.block_size) + self.num_drafts - len(blocks.ids[0])
+        self.pool.take(new * self.count)
         for ids in blocks.ids:
-            self.pool.take(new, ids)
+            ids += [None] * new
         self._note(blocks)
 
-    def publish(self, blocks: GroupBlocks, held: RequestBlocks, num_tokens: int) -> None:
-        """Give the blocks that `num_tokens` tokens fill their hashes."""
+    def publish(self, blocks: GroupBlocks, held: HybridState, num_tokens: int) -> None:
+        """Let look-ups find the blocks that `num_tokens` tokens fill."""
         end = num_tokens // self.block_size
         if end <= blocks.num_published:
             return
         places = self.reachable(blocks, end, held)
         blocks.num_published = end
-        if not places:
-            return
-        step, pool = self.hashes_per_block, self.pool
-        hashes = held.hashes.first(end * step)
-        for index in range(self.count):
-            group, ids = self.numbers[index], blocks.ids[index]
-            for place in places:
-                block = ids[place]
-                if block != NULL_BLOCK:
-                    pool.publish(block, hashes[(place + 1) * step - 1], group)
+        path, dropped = held.paths[self.tree], blocks.num_dropped
+        for place in places:
+            if place >= dropped:
+                key = key_of(path, place)
+                for ids, block in zip(blocks.ids, self.pool.publish_blocks(key, self.tables), strict=True):
+                    ids[place] = block
 
     def free(self, blocks: GroupBlocks) -> None:
         """Let go of all."""
         for ids in blocks.ids:
-            self.pool.free(ids[blocks.num_dropped :] if blocks.num_dropped else ids)
+            self.pool.let_go(ids[blocks.num_dropped :] if blocks.num_dropped else ids)
 
     def new_step_starts(self) -> None:
         """A schedule() call begins."""

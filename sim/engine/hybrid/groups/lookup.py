@@ -8,9 +8,12 @@ a hit too.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from replicast.sim.engine.hybrid.block_hash import BlockHashes
 from replicast.sim.engine.hybrid.groups.full import Found, FullGroups
+
+if TYPE_CHECKING:
+    from replicast.sim.engine.hybrid.state import HybridState
 
 
 class Hit:
@@ -34,10 +37,10 @@ class _Kind:
         self.units = units
         self.first = units[0][1]
         self.is_full = self.first.group.kind == "full"
-        self.cached = [unit.pool.cached[number] for _, unit in units for number in unit.numbers]
+        self.tables = [table for _, unit in units for table in unit.tables]
 
-    def find(self, hashes: BlockHashes, num_tokens: int) -> Found:
-        return self.first.find(self.cached, hashes, num_tokens)
+    def find(self, held: HybridState, num_tokens: int) -> Found:
+        return self.first.find(self.tables, held, num_tokens)
 
 
 class PrefixLookup:
@@ -53,7 +56,7 @@ class PrefixLookup:
         self._kinds = kinds
         self._once = len(kinds) == 2 and kinds[0].is_full
 
-    def find(self, hashes: BlockHashes, num_tokens: int) -> Hit:
+    def find(self, held: HybridState, num_tokens: int) -> Hit:
         """The hit of a prompt that starts with `num_tokens` tokens, all of which may be served."""
         kinds = self._kinds
         found: list[Found | None] = [None] * len(kinds)
@@ -66,7 +69,7 @@ class PrefixLookup:
                 if known is not None and kind.is_full:
                     length = min(length, known.num_places * size)
                     continue
-                found[index] = known = kind.find(hashes, length)
+                found[index] = known = kind.find(held, length)
                 length = known.num_places * size
                 longest = max(longest, length)
             if length >= hit:

@@ -17,28 +17,30 @@ Mode "none" (and "all") keeps a block for every place and frees those before the
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from replicast.sim.engine.hybrid.block_hash import BlockHashes
-from replicast.sim.engine.hybrid.block_pool import NULL_BLOCK, BlockPool
-from replicast.sim.engine.hybrid.groups.full import (
-    NEVER,
-    CacheSettings,
-    Found,
-    FullGroups,
-    GroupBlocks,
-    RequestBlocks,
-    cdiv,
-)
+from replicast.sim.engine.hybrid.block_pool import Block, GroupPool, Key, Table, key_of
+from replicast.sim.engine.hybrid.groups.full import NEVER, CacheSettings, Found, FullGroups, GroupBlocks
+from replicast.sim.engine.kv_cache import cdiv
 from replicast.sim.kv_groups import KVGroup
+
+if TYPE_CHECKING:
+    from replicast.sim.engine.hybrid.state import HybridState
 
 
 class StateGroups(FullGroups):
     """Equal groups of states in mode "none"."""
 
     def __init__(
-        self, group: KVGroup, numbers: Sequence[int], pool: BlockPool, settings: CacheSettings
+        self,
+        group: KVGroup,
+        count: int,
+        pool: GroupPool,
+        tree: int,
+        tables: list[Table],
+        settings: CacheSettings,
     ) -> None:
-        super().__init__(group, numbers, pool, settings)
+        super().__init__(group, count, pool, tree, tables, settings)
         # 0.25 takes all drafts for rejected; 0.33 knows which tokens are not computed yet.
         self.num_unsure = group.num_speculative_blocks if settings.is_25 else 0
 
@@ -53,11 +55,11 @@ class StateGroups(FullGroups):
 
 
 class State:
-    """One place that is not null: its block in each of the equal groups."""
+    """One place that is not null: its block in each of the equal groups; no `blocks`: nothing is cached."""
 
     __slots__ = ("blocks", "place")
 
-    def __init__(self, place: int, blocks: list[int]) -> None:
+    def __init__(self, place: int, blocks: list[Block]) -> None:
         self.place = place
         self.blocks = blocks
 
@@ -74,51 +76,52 @@ class StateBlocks(GroupBlocks):
         self.has_state = False  # one that the request itself took
         self.last_state = -1  # place of the state before the running one, -1: none to drop
 
-    def by_group(self) -> list[list[int]]:
-        tables = [[NULL_BLOCK] * self.num_places for _ in self.unit.numbers]
-        for state in self.states:
-            for table, block in zip(tables, state.blocks, strict=True):
-                table[state.place] = block
-        return tables
-
 
 class AlignedStateGroups(StateGroups):
     """Equal groups of states in mode "align"."""
 
     def __init__(
-        self, group: KVGroup, numbers: Sequence[int], pool: BlockPool, settings: CacheSettings
+        self,
+        group: KVGroup,
+        count: int,
+        pool: GroupPool,
+        tree: int,
+        tables: list[Table],
+        settings: CacheSettings,
     ) -> None:
-        super().__init__(group, numbers, pool, settings)
-        self._published_this_step: set[int] = set()
+        super().__init__(group, count, pool, tree, tables, settings)
+        self._published_this_step: set[Key] = set()
 
     def new_step_starts(self) -> None:
         if self._published_this_step:
             self._published_this_step.clear()
 
-    def new_blocks(self) -> GroupBlocks:
+    def new_blocks(self, held: HybridState) -> GroupBlocks:
         return StateBlocks(self)
 
-    def find(self, cached: list[dict[int, int]], hashes: BlockHashes, num_tokens: int) -> Found:
-        step, per_hit = self.hashes_per_block, self.alignment // self.block_size
-        first = cached[0]
+    def find(self, tables: Sequence[Table], held: HybridState, num_tokens: int) -> Found:
+        per_hit, nodes = self.alignment // self.block_size, held.paths[self.tree][0]
+        first = tables[0].first
+        index = len(nodes) - 1
         end = num_tokens // self.block_size
-        hashes.reach(end * step)
         for place in range(end - end % per_hit - 1, -1, -per_hit):
-            block_hash = hashes.name((place + 1) * step - 1)
-            if block_hash in first:
-                blocks: list[list[int]] = []
-                for table in cached:
-                    block = table.get(block_hash)
+            while nodes[index].first_block > place:
+                index -= 1
+            key = nodes[index], place
+            if key in first:
+                blocks: list[list[Block]] = []
+                for table in tables:
+                    block = table.first.get(key)
                     if block is None:
                         break
                     blocks.append([block])
                 else:
                     return Found(place, blocks)
-        return Found(0, [[] for _ in cached])
+        return Found(0, [[] for _ in tables])
 
     def is_refused(self, found: Found) -> bool:
         blocks = found.blocks[0]
-        return bool(blocks) and self.pool.block_hash[blocks[0]] in self._published_this_step
+        return bool(blocks) and blocks[0].key in self._published_this_step
 
     def num_to_admit(self, found: Found, num_hit_tokens: int, num_tokens: int, num_slots: int) -> int:
         missing = cdiv(num_tokens, self.block_size) + self.num_drafts - found.num_places
@@ -131,7 +134,7 @@ class AlignedStateGroups(StateGroups):
         assert isinstance(blocks, StateBlocks)
         if num_hit_tokens:
             hits = [one[0] for one in found.blocks]
-            self.pool.touch(hits)
+            self.pool.hold_blocks(hits)
             blocks.states.append(State(found.start, hits))
             blocks.num_dropped = found.start
             blocks.num_places = blocks.num_published = found.start + 1
@@ -162,9 +165,8 @@ class AlignedStateGroups(StateGroups):
         if drafts:
             self._take_with_drafts(blocks, before, places)
         else:
-            taken: list[int] = []
-            self.pool.take(self.count, taken)  # one for each
-            blocks.states.append(State(places - 1, taken))
+            self.pool.take(self.count)  # one for each
+            blocks.states.append(State(places - 1, []))
         blocks.has_state = True
         self._note(blocks)
 
@@ -179,11 +181,9 @@ class AlignedStateGroups(StateGroups):
                 if first <= state.place < end:
                     state.place += start - first
             start += max(end - first, 0)
-        taken: list[list[int]] = [[] for _ in self.numbers]
-        for one in taken:
-            self.pool.take(places - start, one)
-        for index in range(places - start):
-            blocks.states.append(State(start + index, [one[index] for one in taken]))
+        self.pool.take((places - start) * self.count)
+        for place in range(start, places):
+            blocks.states.append(State(place, []))
         blocks.states.sort(key=lambda state: state.place)
 
     def drop(self, blocks: GroupBlocks, num_processed: int) -> None:
@@ -193,9 +193,7 @@ class AlignedStateGroups(StateGroups):
             return
         end, states = (num_processed - 1) // self.block_size, blocks.states
         number = 0
-        for state in states:
-            if state.place >= end:
-                break
+        while number < len(states) and states[number].place < end:
             number += 1
         if number:
             self._free(states[:number])
@@ -220,11 +218,18 @@ class AlignedStateGroups(StateGroups):
         self._note(blocks)
 
     def _free(self, states: list[State]) -> None:
-        if len(states) == 1:
-            self.pool.free_each(states[0].blocks)
-            return
-        for index in range(self.count):
-            self.pool.free([state.blocks[index] for state in states])
+        cached: list[State] = []
+        for state in states:
+            if state.blocks:
+                cached.append(state)
+            else:
+                self.pool.let_go_unnamed(self.count)
+        if len(cached) == 1:
+            self.pool.let_go_each(cached[0].blocks)
+        elif cached:
+            for index in range(self.count):
+                for state in reversed(cached):
+                    self.pool.let_go_each([state.blocks[index]])
 
     def _note(self, blocks: GroupBlocks) -> None:
         assert isinstance(blocks, StateBlocks)
@@ -239,7 +244,7 @@ class AlignedStateGroups(StateGroups):
             states = blocks.states
             blocks.next_drop = (states[0].place + 1) * self.block_size + 1 if states else NEVER
 
-    def publish(self, blocks: GroupBlocks, held: RequestBlocks, num_tokens: int) -> None:
+    def publish(self, blocks: GroupBlocks, held: HybridState, num_tokens: int) -> None:
         assert isinstance(blocks, StateBlocks)
         first, end = blocks.num_published, num_tokens // self.block_size
         if end <= first:
@@ -247,20 +252,17 @@ class AlignedStateGroups(StateGroups):
         blocks.num_published = end
         for state in blocks.states:
             if first <= state.place < end and self._is_reachable(state.place, held):
-                last = (state.place + 1) * self.hashes_per_block
-                held.hashes.reach(last)
-                name = held.hashes.name(last - 1)
-                for index in range(self.count):
-                    self.pool.publish(state.blocks[index], name, self.numbers[index])
-                self._published_this_step.add(name)
+                key = key_of(held.paths[self.tree], state.place)
+                state.blocks = self.pool.publish_blocks(key, self.tables)
+                self._published_this_step.add(key)
 
-    def _is_reachable(self, place: int, held: RequestBlocks) -> bool:
+    def _is_reachable(self, place: int, held: HybridState) -> bool:
         """Whether a look-up can need a state; others are not published."""
         interval = self.settings.retention_interval
         if interval is None:
             return True
         end, alignment = (place + 1) * self.block_size, self.alignment
-        if end == (held.num_prompt_tokens - 1) // alignment * alignment:
+        if end == (held.request.num_prompt_tokens - 1) // alignment * alignment:
             return True
         if end == held.shared_prefix_boundary // alignment * alignment:
             return True

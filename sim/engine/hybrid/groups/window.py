@@ -12,27 +12,30 @@ where another prompt was seen to branch off.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from replicast.sim.engine.hybrid.block_hash import BlockHashes
-from replicast.sim.engine.hybrid.block_pool import BlockPool
-from replicast.sim.engine.hybrid.groups.full import (
-    CacheSettings,
-    Found,
-    FullGroups,
-    GroupBlocks,
-    RequestBlocks,
-    cdiv,
-)
+from replicast.sim.engine.hybrid.block_pool import GroupPool, Key, Table
+from replicast.sim.engine.hybrid.groups.full import CacheSettings, Found, FullGroups, GroupBlocks
+from replicast.sim.engine.kv_cache import cdiv
 from replicast.sim.kv_groups import KVGroup
+
+if TYPE_CHECKING:
+    from replicast.sim.engine.hybrid.state import HybridState
 
 
 class WindowGroups(FullGroups):
     """Equal groups of sliding-window attention."""
 
     def __init__(
-        self, group: KVGroup, numbers: Sequence[int], pool: BlockPool, settings: CacheSettings
+        self,
+        group: KVGroup,
+        count: int,
+        pool: GroupPool,
+        tree: int,
+        tables: list[Table],
+        settings: CacheSettings,
     ) -> None:
-        super().__init__(group, numbers, pool, settings)
+        super().__init__(group, count, pool, tree, tables, settings)
         assert group.sliding_window is not None, "a sliding-window group has a window"
         self.window: int = group.sliding_window
         self.num_needed = cdiv(self.window - 1, self.block_size)
@@ -40,30 +43,27 @@ class WindowGroups(FullGroups):
         # It may start inside a block.
         self.most_admission_tokens = (cdiv(most_tokens, self.block_size) + 1) * self.block_size
 
-    def find(self, cached: list[dict[int, int]], hashes: BlockHashes, num_tokens: int) -> Found:
+    def find(self, tables: Sequence[Table], held: HybridState, num_tokens: int) -> Found:
         """From right to left: the first run long enough, else what run there is from the start."""
-        step, per_hit = self.hashes_per_block, self.alignment // self.block_size
-        names = hashes.first(num_tokens // self.block_size * step)
-        first, others = cached[0], cached[1:]
-        run = end = 0  # places end - run … end are cached
+        per_hit, nodes = self.alignment // self.block_size, held.paths[self.tree][0]
+        first, others = tables[0].first, tables[1:]
+        run: list[Key] = []  # cached, the last place first
+        index = len(nodes) - 1
         for place in range(num_tokens // self.block_size - 1, -1, -1):
-            block_hash = names[(place + 1) * step - 1]
-            if block_hash not in first or (others and not _in_all(others, block_hash)):
-                run = 0
+            while nodes[index].first_block > place:
+                index -= 1
+            key = nodes[index], place
+            if key not in first or (others and not _in_all(others, key)):
+                run.clear()
                 continue
-            if run == 0:
-                if (place + 1) % per_hit:
-                    continue
-                end = place + 1
-            run += 1
-            if run >= self.num_needed:
-                break
-        if run < self.num_needed:
-            run = end = run - run % per_hit
-        places = range(end - run, end)
-        return Found(
-            end - run, [[table[names[(place + 1) * step - 1]] for place in places] for table in cached]
-        )
+            if run or not (place + 1) % per_hit:
+                run.append(key)
+                if len(run) >= self.num_needed:
+                    break
+        run.reverse()
+        if len(run) < self.num_needed:
+            del run[len(run) - len(run) % per_hit :]
+        return Found(run[0][1] if run else 0, [[table.first[key] for key in run] for table in tables])
 
     def num_skipped(self, num_computed: int) -> int:
         return max(0, num_computed - self.window + 1) // self.block_size
@@ -71,7 +71,7 @@ class WindowGroups(FullGroups):
     def after_drop(self, num_dropped: int) -> int:
         return (num_dropped + 1) * self.block_size + self.window - 1
 
-    def reachable(self, blocks: GroupBlocks, end: int, held: RequestBlocks) -> Sequence[int]:
+    def reachable(self, blocks: GroupBlocks, end: int, held: HybridState) -> Sequence[int]:
         interval, alignment = self.settings.retention_interval, self.alignment
         first, needed = blocks.num_published, self.num_needed
         per_segment = (alignment if interval is None else interval) // self.block_size
@@ -79,7 +79,7 @@ class WindowGroups(FullGroups):
             return range(first, end)
         wanted: set[int] = set()
         if interval is not None:
-            for tokens in (held.num_prompt_tokens - 1, held.shared_prefix_boundary):
+            for tokens in (held.request.num_prompt_tokens - 1, held.shared_prefix_boundary):
                 stop = tokens // alignment * alignment // self.block_size
                 wanted.update(range(max(first, stop - needed), min(end, stop)))
         if per_segment:
@@ -89,5 +89,5 @@ class WindowGroups(FullGroups):
         return sorted(wanted)
 
 
-def _in_all(tables: list[dict[int, int]], block_hash: int) -> bool:
-    return all(block_hash in table for table in tables)
+def _in_all(tables: Sequence[Table], key: Key) -> bool:
+    return all(key in table.first for table in tables)
