@@ -1,8 +1,8 @@
 """The engine of hybrid models: a request costs something in the steps in which something of its own happens.
 
 As with plain models (`macro.py`, whose loop, jumps and counts these are), all decodes are one sum and K
-like steps are one jump. What differs is the pool: a request's blocks are its own objects, and what it does
-to them falls on few steps, known in advance (`due.py`).
+like steps are one jump. What differs is the pool: what a request does to its blocks falls on few steps,
+known in advance (`due.py`).
 
 * A jump of decodes goes up to the first end of a request, whoever is due meanwhile. Nobody looks at the
   pool before it is over, so then those who were due are touched, in the order of steps and seats: the same
@@ -10,8 +10,9 @@ to them falls on few steps, known in advance (`due.py`).
   without what it gives back.
 * If the head of `waiting` was refused, it is looked at again when the pool can have changed: in the step
   after one in which somebody was due. Where nobody is, the same question has the same answer.
-* A step with a chunk of a prompt, or an admission, is one of its own: the decodes that are due and the
+* A step with chunks of several prompts, or an admission, is one of its own: the decodes that are due and the
   half-done prompts in the order of their seats, then admissions; all other decodes only count.
+* The chunks of the only half-done prompt and the decodes that follow are one jump, too.
 
 Several prompts may be half-done, since a chunk cut to whole blocks leaves budget to the next; a decode may
 then stand behind one. Where that one leaves it no token, and where blocks may not suffice, the step is made
@@ -211,8 +212,8 @@ class HybridEngine(PoolEffects):
         """Size the chunks of the half-done prompts; the budget left, below 0 if a decode has to starve."""
         for prefill in self.prefills:
             done = prefill.computed
-            new = min(prefill.target - done, budget + self._num_decodes_behind(prefill))
-            if new > 0:
+            new = min(prefill.target - done, max(budget + self._num_decodes_behind(prefill), 0))
+            if new:
                 new = self.hybrid.aligned(prefill, done, new, admission=False)
             prefill.chunk = new
             budget -= new
