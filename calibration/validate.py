@@ -39,14 +39,14 @@ LEAST_FOR_LOO = 3  # two others to fit
 KV_FREE = 0.95  # KV peak up to which the cache does not bind
 DRAWS = 6
 # The rival's share, in logarithms. Where lengths are guessed both forecasts rest on the same neighbours, and
-# near half is best; where they are given the simulation knows what the rival does not, least of prefill
+# more than half is best; where they are given the simulation knows what the rival does not, least of prefill
 # (computed tokens).
-SHARE_GUESSED = 0.4
+SHARE_GUESSED = 0.6
 SHARES: Mapping[str, float] = {
     "tpot_mean_s": 0.0,
     "ttft_mean_s": 0.3,
-    "queue_mean_s": 0.4,
-    "prefill_mean_s": 0.4,
+    "queue_mean_s": 0.5,
+    "prefill_mean_s": 0.5,
     "prompt_tokens_per_s": 0.2,
     "output_tokens_per_s": 0.2,
     "running_mean": 0.0,
