@@ -43,6 +43,7 @@ LINK_BYTES_PER_S, LINK_PCIE_BYTES_PER_S = 350e9, 6.5e9
 # TTFT - queue - prefill over 28 task windows of the agentic sweeps.
 FRONT_END = FrontEnd(fixed_s=0.026, per_prompt_token_s=1.7e-6, delivery_s=0.0)
 SEQUENCES = 32  # range over which experts are taken to grow evenly
+ROUNDED = 1e-4  # of a coefficient in a profile
 RESERVED = 0.03  # share of memory for activations, CUDA graphs and the context of a rank
 
 
@@ -181,7 +182,7 @@ def check_peak(steps: StepSeconds, bounds: Priors) -> list[str]:
     return [
         f"{name} {getattr(steps, name):.3g} beats the hardware's peak of {prior.low:.3g}"
         for name, prior in bounds.items()
-        if getattr(steps, name) < prior.low * (1 - 1e-9) and name != "compute_fixed_s"
+        if getattr(steps, name) < prior.low * (1 - ROUNDED) and name != "compute_fixed_s"
     ]
 
 

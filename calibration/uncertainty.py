@@ -7,8 +7,7 @@ the data decided ("weak"), parameters at a bound, and pairs that the data cannot
 separate them. Combinations can be well known where their parts are not: prefill seconds a request =
 compute_per_token x computed tokens.
 
-Leaving a level out moves the optimum by one Gauss-Newton step on the residuals that are left; the held-out
-level has no say in it, nor has its correction.
+Leaving a level out takes off what it pulls, by one Gauss-Newton step from the optimum of all levels.
 """
 
 from __future__ import annotations
