@@ -77,18 +77,22 @@ LIMITS = """## What is out of reach, and why
   0 to 17 % in time per token, 5 to 39 % in TTFT and 16 to 99 % in queue time. No model predicts the draw.
 - **Computed tokens.** A performance summary has no count of cached tokens, so the prefill work of a level
   is inferred from its neighbours. Between levels of one sweep it differs by a factor of two (minicpm5-2b:
-  7.4 s of prefill a request at one session, 2.9 s at two). With counted tokens (the collector's database,
-  Prometheus) this part is given.
+  7.4 s of prefill a request at one session, 2.9 s at two). Tasks of one server and harness differ by a third
+  (28 task windows), and a level of few sessions is few tasks: with that, even a perfect model misses TTFT by
+  9 %. With counted tokens (the collector's database, Prometheus) this part is given.
 - **The figures themselves.** Averages of 6 and of 24 realisations, of the same fits, moved these medians by
   up to a point: 110 levels do not resolve more.
 - **Few requests.** Levels with 3 to 25 requests (qwen3.8-27b on one L40S, gemma-4-31b on four) are mostly
   chance; they are in the tables all the same.
-- **gemma-4-31b on L40S** is predicted badly (time per token a quarter off), with its windows simulated
-  or taken as full attention: waiting and prefill come out better with them, token rates do not.
+- **gemma-4-31b on L40S** is predicted badly (time per token 40 % off, with its windows simulated; prefill and
+  waiting come out well).
 - **From one GPU to another.** Physics alone scales a fit no better than its priors: 20 to 115 % in output
   rate. From one arm of a server to another (other seats) the fit carries over: about 10 %. The ceiling of
   running requests there (87) comes out 14 % too high.
-- **KV peak above .95.** Sessions evict each other, and who loses what depends on the order of arrival.
-  Eviction is simulated: token rates and time per token are then predicted nearly as well as on free
-  levels, time to first token somewhat worse.
+- **KV peak above .95.** Sessions evict each other, and who loses what depends on the order of arrival and on
+  how unequal contexts are, which no summary tells. Eviction is simulated: with fuller and emptier levels
+  fitted, these are predicted as well as free ones. From low levels alone eviction is overdone where all
+  contexts together are about as large as the pool (devstral-2-123b, minimax-m3, minicpm5-2b,
+  qwen3-coder-30b on H200): TTFT comes out two to three times too long, more so where lengths are guessed,
+  and the intervals there are too short. Contexts that all start short err as far on the other side.
 """
