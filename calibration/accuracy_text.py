@@ -86,9 +86,9 @@ LIMITS = """## What is out of reach, and why
   chance; they are in the tables all the same.
 - **gemma-4-31b on L40S** is predicted badly (time per token 40 % off, with its windows simulated; prefill and
   waiting come out well).
-- **From one GPU to another.** Physics alone scales a fit no better than its priors: 20 to 115 % in output
-  rate. From one arm of a server to another (other seats) the fit carries over: about 10 %. The ceiling of
-  running requests there (87) comes out 14 % too high.
+- **From one GPU to another.** Physics alone scales a fit no better than its priors: 13 to 136 % in output
+  rate. From one arm of a server to another (other seats) the fit carries over: 16 % in output rate, and the
+  ceiling of running requests there (87) is met.
 - **KV peak above .95.** Sessions evict each other, and who loses what depends on the order of arrival and on
   how unequal contexts are, which no summary tells. Eviction is simulated: with fuller and emptier levels
   fitted, these are predicted as well as free ones. From low levels alone eviction is overdone where all
