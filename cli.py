@@ -11,10 +11,12 @@ from __future__ import annotations
 import atexit
 import gc
 import io
+import os
 import shlex
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from importlib import import_module
 from types import FrameType
 from typing import Any, NoReturn
@@ -70,7 +72,7 @@ class Commands(click.Group):
             if isinstance(stream, io.TextIOWrapper):  # terminals that know no arrow, undecodable file names
                 stream.reconfigure(errors="replace")
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, _terminated)
+            signal.signal(signal.SIGTERM, _terminated(os.getpid()))
         atexit.register(gc.freeze)  # to look through all that was read once more would take half a second
         try:
             return super().invoke(ctx)
@@ -88,9 +90,18 @@ class Commands(click.Group):
             ctx.exit(130)
 
 
-def _terminated(number: int, frame: FrameType | None) -> NoReturn:
-    """End as after Ctrl-C: workers stopped, temporary files removed."""
-    raise SystemExit(128 + number)
+def _terminated(command: int) -> Callable[[int, FrameType | None], NoReturn]:
+    """End as after Ctrl-C: workers stopped, temporary files removed.
+
+    A worker inherits this with the fork, and has nothing to remove.
+    """
+
+    def end(number: int, frame: FrameType | None) -> NoReturn:
+        if os.getpid() != command:
+            os._exit(128 + number)
+        raise SystemExit(128 + number)
+
+    return end
 
 
 @click.group(cls=Commands, context_settings={"auto_envvar_prefix": "REPLICAST", "max_content_width": 100})
