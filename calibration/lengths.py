@@ -110,7 +110,7 @@ def load_for(
     idle = max(streams - lengths.alive, 0.0) * load_s
     shared = min(shared_tokens, 0.5 * lengths.prompt)
     computed = min(computed_tokens, lengths.prompt - shared)
-    turns = min(max(lengths.requests / streams, 1.0), CALLS_PER_SESSION)
+    turns = min(max(requests / streams, 1.0), CALLS_PER_SESSION)
     first, level = growth(lengths.prompt, shared + first_tokens, turns)
     return LevelLoad(
         concurrency=concurrency,
