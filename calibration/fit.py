@@ -140,7 +140,7 @@ def fit(
         problem.weigh(realisation_noise(models, point_at(params, x)), 1.0)
         # A model that explains less than usual is no reason to believe the priors more.
         problem.weigh(problem.noise, min(problem.discrepancy(x), 1.0))
-        before = chi_square(problem.residuals(x))
+        before = problem.cost(x)
         slopes, curvature, slope_noise, trial = problem.slopes(x, widths)
         x = min(problem.last_steps(x, slopes, slope_noise), trial, key=problem.cost)
         problem.match(x, MATCHES)
@@ -277,19 +277,19 @@ class Problem:
         second difference holds three times as much of it (squared) as the first.
         """
         base, data = self.residuals(x), len(self.names)
-        columns, curvature, noise, trials = [], [], [], [x]
+        columns, curvature, noise, trials = [], [], [], [(chi_square(base), x)]
         for i, width in enumerate(widths.tolist()):
             up, down = x.copy(), x.copy()
             up[i], down[i] = min(x[i] + width, self.high[i]), max(x[i] - width, self.low[i])
             above, below = self.residuals(up), self.residuals(down)
-            trials += [up, down]
+            trials += [(chi_square(above), up), (chi_square(below), down)]
             slope = (above - below) / (up[i] - down[i])
             bend = above - base - slope * (up[i] - x[i])
             first, second = (float(np.linalg.norm(part[:data])) for part in (above - below, 2 * bend))
             curvature.append(second / max(first, 1e-9))
             noise.append(second**2 / 3 / (up[i] - down[i]) ** 2)
             columns.append(slope)
-        best = min(trials, key=self.cost)
+        _, best = min(trials, key=lambda trial: trial[0])
         return np.stack(columns, axis=1), np.array(curvature), np.array(noise), best
 
     def last_steps(self, x: Floats, slopes: Floats, noise: Floats) -> Floats:
