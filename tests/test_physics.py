@@ -130,7 +130,7 @@ TASK_INSTANCES = {"g6e.12xlarge": ("L40S", 4), "g6e.4xlarge": ("L40S", 1)}
 
 
 def test_prefill_times_of_task_windows_follow_from_physics(shared_dir: Path) -> None:
-    """28 tasks of 12 models: seconds from first schedule to first token."""
+    """28 tasks of 11 models: seconds from first schedule to first token."""
     ratios = []
     with (shared_dir / "sweeps" / "tasks.csv").open() as file:
         for row in csv.DictReader(file):
