@@ -68,6 +68,14 @@ class Duplicates:
     def _part(self, node: Node, block: int) -> Entry:
         """Give an idle block an entry of its own, in its place between those above and below it."""
         queue, idle = self.cache.queue, node.idle
+        entry = idle[-1]
+        if entry.low == block:  # the lowest of all, as where a hit ended before what is cached
+            if entry.high == block + 1:
+                return idle.pop()
+            entry.low = block + 1
+            own = Entry(node, block, block + 1)
+            queue.insert_after(entry, own)
+            return own
         position = next(i for i, entry in enumerate(idle) if entry.low <= block < entry.high)
         entry = idle[position]
         own = Entry(node, block, block + 1)

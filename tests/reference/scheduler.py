@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from replicast.sim.config import EngineConfig
 from replicast.sim.engine import EngineStats
-from replicast.sim.engine.hybrid.chunks import aligned_chunk
+from replicast.sim.engine.hybrid.chunks import AlignedChunks
 from replicast.sim.request import Request, RequestStatus
 
 from reference.kv_cache import KVCacheManager
@@ -57,6 +57,7 @@ class Scheduler:
         self._aligns_chunks = any(
             group.kind == "mamba" and group.mamba_cache_mode == "align" for group in config.kv_groups or ()
         )
+        self._chunks = AlignedChunks(config)
         # 0.33: the pace of `prefill_schedule_interval`.
         self._num_executed_steps = 0
         self._last_prefill_step = -config.prefill_schedule_interval
@@ -251,14 +252,13 @@ class Scheduler:
     def _aligned(self, request: Request, start: int, num_new: int, *, admission: bool) -> int:
         if not self._aligns_chunks or not (admission or state_of(request).is_prefill_chunk):
             return num_new
-        return aligned_chunk(
-            self.config,
+        return self._chunks.cut(
             request.num_prompt_tokens,
             request.num_tokens,
             start,
             num_new,
             state_of(request).blocks.shared_prefix_boundary,
-            admission=admission,
+            admission,
         )
 
     def _pads_decode(self, step: Step, num_hit_tokens: int) -> bool:

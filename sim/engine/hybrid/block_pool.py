@@ -31,95 +31,128 @@ def key_of(path: Path, place: int) -> Key:
 
 
 class Table:
-    """What is cached of one group: the block published first, and those published later."""
+    """What is cached of equal groups: a row of the blocks published `first`, None where one is gone, and
+    those published `later`, in that order.
+    """
 
-    __slots__ = ("first", "later", "tree")
+    __slots__ = ("first", "later", "num_groups", "tree")
 
-    def __init__(self, tree: ContentTree) -> None:
+    def __init__(self, tree: ContentTree, num_groups: int) -> None:
         self.tree = tree
-        self.first: dict[Key, Block] = {}
+        self.num_groups = num_groups
+        self.first: dict[Key, list[Block | None]] = {}
         self.later: dict[Key, list[Block]] = {}
 
 
 class Block(Entry):
     """A cached block of a window or a state; in the free queue while it has no `holders`."""
 
-    __slots__ = ("holders", "key", "table")
+    __slots__ = ("group", "holders", "key", "table")
 
-    def __init__(self, key: Key, table: Table) -> None:
-        super().__init__(key[0], key[1], key[1] + 1, NOT_IN_A_RUN)
+    def __init__(self, key: Key, table: Table, group: int) -> None:
+        self.node, place = key
+        self.low = place
+        self.high = place + 1
+        self.copy = NOT_IN_A_RUN
         self.key = key
         self.table = table
+        self.group = group
         self.holders = 1
+
+
+def cached_row(tables: Sequence[Table], key: Key) -> list[Block] | None:
+    """The blocks that a look-up finds; None unless all of the groups have one."""
+    found: list[Block] = []
+    for table in tables:
+        row = table.first.get(key)
+        if row is None:
+            return None
+        for block in row:
+            if block is None:
+                return None
+            found.append(block)
+    return found
 
 
 class GroupPool(KVCache):
     """The pool of all groups."""
 
-    def publish_blocks(self, key: Key, tables: list[Table]) -> list[Block]:
+    def publish_row(self, key: Key, table: Table) -> list[Block]:
         """Let look-ups find the blocks that a request holds in equal groups."""
-        blocks: list[Block] = []
-        for table in tables:
-            block = Block(key, table)
-            if key in table.first:
-                table.later.setdefault(key, []).append(block)
-            else:
-                table.first[key] = block
-            blocks.append(block)
-        key[0].refs += len(blocks)  # the node stays as long as something is cached of it
+        blocks = [Block(key, table, group) for group in range(table.num_groups)]
+        row = table.first.get(key)
+        if row is None:
+            table.first[key] = [*blocks]
+        else:
+            for block in blocks:
+                if row[block.group] is None:
+                    row[block.group] = block
+                else:
+                    table.later.setdefault(key, []).append(block)
+        key[0].refs += table.num_groups  # the node stays as long as something is cached of it
         return blocks
 
     def evict_single(self, entry: Entry) -> None:
         if not isinstance(entry, Block):
             super().evict_single(entry)
             return
-        table, key = entry.table, entry.key
+        table, key, group = entry.table, entry.key, entry.group
+        row = table.first[key]
         later = table.later.get(key) if table.later else None
         if later is None:
-            del table.first[key]
+            row[group] = None
         else:
-            if table.first[key] is entry:
-                table.first[key] = later.pop(0)
+            if row[group] is entry:
+                _succeed(row, group, later)
             else:
                 later.remove(entry)
             if not later:
                 del table.later[key]
-        node = entry.node
+        if row[group] is None and row.count(None) == table.num_groups:
+            del table.first[key]
+        node = key[0]
         node.refs -= 1
         if not node.refs:
             table.tree.prune(node)
 
-    def hold_blocks(self, blocks: Sequence[Block]) -> None:
+    def hold_row(self, blocks: Sequence[Block]) -> None:
         """Hold cached blocks, so that they cannot be taken."""
         for block in blocks:
             if not block.holders:
-                self.queue.unlink(block)
+                prev, after = block.prev, block.next
+                prev.next = after
+                after.prev = prev
                 self.num_free -= 1
             block.holders += 1
 
-    def let_go_each(self, blocks: list[Block]) -> None:
-        """Let go of cached blocks one by one."""
-        for block in blocks:
-            block.holders -= 1
-            if not block.holders:
-                self.num_free += 1
-                self.queue.push(block)
-
-    def let_go(self, blocks: Sequence[Block | None]) -> None:
-        """Let go of blocks that a request holds, given first to last; None: one that caches nothing."""
-        freed = plain = 0
-        for block in reversed(blocks):
-            if block is None:
-                plain += 1
-                continue
-            block.holders -= 1
-            if not block.holders:
-                freed += 1
-                self.queue.push(block)
-        self.unhashed += plain
-        self.num_free += freed + plain
+    def let_go(self, rows: list[list[Block]]) -> None:
+        """Let go of cached blocks of equal groups, a row a place: group by group, the last place first."""
+        if len(rows) > 1:
+            rows = [[row[group] for row in reversed(rows)] for group in range(len(rows[0]))]
+        end, freed = self.queue.end, 0
+        last = end.prev
+        for row in rows:
+            for block in row:
+                block.holders -= 1
+                if not block.holders:
+                    freed += 1
+                    last.next = block
+                    block.prev = last
+                    last = block
+        last.next = end
+        end.prev = last
+        self.num_free += freed
 
     def let_go_unnamed(self, number: int) -> None:
         """Let go of blocks that cache nothing."""
         self.unhashed += number
         self.num_free += number
+
+
+def _succeed(row: list[Block | None], group: int, later: list[Block]) -> None:
+    """The block of a group that was published next takes its place in the row, if there is one."""
+    row[group] = None
+    for index, block in enumerate(later):
+        if block.group == group:
+            row[group] = later.pop(index)
+            return

@@ -64,14 +64,16 @@ class HybridEngine(PoolEffects):
         if head is not None:
             self._blocked = head if self.is_25 else None
         elif not taken:
-            k = self._most_decodes(k)
-            if not k:
-                return False
+            fits = self._most_to_take(k + 1) * count <= self.groups.num_free
+            if not fits:
+                k = self._most_decodes(k)
+                if not k:
+                    return False
             tail = (
                 k == until_leave
                 and self.is_async
                 and self._may_have_tail(count, None)
-                and self._most_decodes(k + 1) > k
+                and (fits or self._most_decodes(k + 1) > k)
             )
         run = self._decode_steps(count, decodes.base_sum + (clock + 1) * count)
         self._start_jump(now, k, run, 0, tail)
@@ -107,13 +109,13 @@ class HybridEngine(PoolEffects):
             chunks.append(new)
             ends.append(elapsed)
         k = len(chunks)
-        blocks = self._most_to_take(k) * count
-        blocks += self.groups.most_to_take(prefill, done, k)
-        if not k or blocks > self.groups.num_free:
-            return False
         more = self._num_steps_after(prefill, k) if done == target else 0
+        most = self._num_groups * ((done - prefill.computed) // self._smallest + k + 1)
+        free = self.groups.num_free - most
         after: StepRun | None = None
-        if more and blocks + self._most_to_take(k + more) * (count + 1) <= self.groups.num_free:
+        if not k or self._most_to_take(k) * count > free:
+            return False
+        if more and self._most_to_take(k + more) * (count + 1) <= free:
             after = self._decode_steps(count + 1, computed + target + 1)
             k += more
         self._chunks = chunks
@@ -143,8 +145,9 @@ class HybridEngine(PoolEffects):
         """One step: the decodes that are due, chunks of prompts, admissions; its effects are applied here."""
         scheduler, decodes, clock = self.scheduler, self.decodes, self.clock
         count = decodes.count
-        budget = self._cut_chunks(budget)
         due = self.due.pop(clock)
+        if self.prefills:
+            budget = self._cut_chunks(budget)
         if budget < 0 or not self._has_room(due):
             return False
         if scheduler.waiting:
@@ -156,6 +159,7 @@ class HybridEngine(PoolEffects):
             new = state.chunk
             if not new:
                 self._touch(state, clock)
+                self.due.put(state, clock + 1)
                 continue
             done = self._compute_chunk(state, clock)
             if done + new == state.target:
@@ -239,7 +243,8 @@ class HybridEngine(PoolEffects):
 
     def _has_room(self, due: list[HybridState]) -> bool:
         """Whether all running requests find their blocks, whatever is given back meanwhile."""
-        most, num_groups = len(due) * len(self._group_sizes), len(self._group_sizes)
+        num_groups = self._num_groups
+        most = len(due) * num_groups
         for state in due:
             state.chunk = 0
         for state in self.prefills:

@@ -31,8 +31,10 @@ class PoolEffects(MacroEngine):
         self.groups = scheduler.groups
         self.due = DueDecodes(config)
         self.prefills: list[HybridState] = []  # half-done, in the order of their seats
+        self._lags = self.is_async and not self.is_25  # what is in flight counts as not processed
         self._chunks: list[int] = []  # of the only one, in the steps of the jump under way
         self._group_sizes = [group.block_size for group in config.kv_groups]
+        self._num_groups = len(self._group_sizes)
         self._smallest = min(self._group_sizes)
 
     def _make_scheduler(self) -> Scheduler:
@@ -59,47 +61,55 @@ class PoolEffects(MacroEngine):
 
     def _touch(self, state: HybridState, clock: int) -> None:
         """What a decode that is due in step `clock` does to the pool; that it has room was counted before."""
-        computed = state.base + clock
-        self.groups.drop(state, computed, self.tokens_in_flight(state, clock, 1))
-        self.groups.grow(state, computed + 1, computed if self.is_async else computed + 1)
-        self.due.put(state, clock + 1)
+        computed = processed = state.base + clock
+        if self._lags:
+            processed -= state.last_tokens if state.last_clock == clock - 1 else 1
+        self.groups.advance(state, processed, computed, 1, computed if self.is_async else computed + 1)
 
     def _compute_chunk(self, state: HybridState, clock: int) -> int:
         """Blocks for a half-done prompt's chunk; tokens computed before."""
-        done, new = state.computed, state.chunk
-        self.groups.drop(state, done, self.tokens_in_flight(state, clock, 0))
-        self.groups.grow(state, done + new, state.target)
+        done = processed = state.computed
+        new = state.chunk
+        if self._lags and state.last_clock == clock - 1:
+            processed -= state.last_tokens
+        self.groups.advance(state, processed, done, new, state.target)
         state.computed = done + new
         state.last_clock = clock
         state.last_tokens = new
         return done
 
     def _take_blocks(self, k: int) -> None:
-        due, step, end = self.due, self.clock, self.clock + k
-        next_due = due.next(end)
+        step, end, heap = self.clock, self.clock + k, self.due.heap
         for chunk in self._chunks[:k]:
-            if next_due == step:
-                next_due = self._touch_due(step, end)
+            while heap and heap[0][0] == step:
+                self._touch(heap[0][2], step)
+                self.due.put_first_again(step + 1)
             prefill = self.prefills[0]
             if prefill.last_clock < step:
                 prefill.chunk = chunk
                 self._compute_chunk(prefill, step)
                 self.stats.step_token_sum += chunk
-            self._look_at_peak()
+                self._look_at_peak()
             step += 1
         if self.prefills and 0 < len(self._chunks) < k:
             self._end_prompt(step)
             self.stats.step_token_sum += end - step
-            next_due = due.next(end)
-        while next_due < end:
-            next_due = self._touch_due(next_due, end)
-            self._look_at_peak()
+        self._touch_due(end)
 
-    def _touch_due(self, step: int, end: int) -> int:
-        """Touch all that are due in `step`; the next step before `end` in which somebody is."""
-        for state in self.due.pop(step):
+    def _touch_due(self, end: int) -> None:
+        """Touch all that are due in steps before `end`."""
+        due, groups, stats = self.due, self.groups, self.stats
+        heap = due.heap
+        while heap:
+            step, _, state = heap[0]
+            if step >= end:
+                break
             self._touch(state, step)
-        return self.due.next(end)
+            due.put_first_again(step + 1)
+            if groups.num_usable - groups.num_free > stats.peak_used_blocks and (
+                not heap or heap[0][0] > step
+            ):
+                self._look_at_peak()
 
     def _look_at_peak(self) -> None:
         used = self.cache.num_usable - self.cache.num_free
@@ -136,29 +146,21 @@ class PoolEffects(MacroEngine):
         return True
 
     def _give_up_blocks(self, state: RequestState, computed: int) -> None:
-        assert isinstance(state, HybridState)
-        self.groups.publish(state, computed)
-        self.groups.free(state)
-        self.groups.forget(state)
+        self.groups.finish(state, computed)
 
     def _most_decodes(self, k: int) -> int:
         """The most steps of decodes up to `k` for whose blocks there is room."""
-        count, clock = self.decodes.count, self.clock
         free = self.groups.num_free
-        if self._most_to_take(k) * count <= free:
+        if self._most_to_take(k) * self.decodes.count <= free:
             return k
-        quiet = self.due.next(clock + k) - clock
-        if quiet == k:
+        quiet = self.due.next(self.clock + k) - self.clock
+        if quiet == k or self._num_to_take(k) <= free:
             return k
-        if self._num_to_take(k) <= free:
-            return k
-        if quiet:
-            return quiet
-        return 1 if self._num_to_take(1) <= free else 0
+        return quiet or int(self._num_to_take(1) <= free)
 
     def _most_to_take(self, k: int) -> int:
         """The most blocks that one decode takes in `k` steps."""
-        most = len(self._group_sizes)
+        most = self._num_groups
         if k >= self._smallest:
             for size in self._group_sizes:
                 most += k // size

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from replicast.sim.config import EngineConfig
 from replicast.sim.engine import EngineStats
-from replicast.sim.engine.hybrid.chunks import aligned_chunk
+from replicast.sim.engine.hybrid.chunks import AlignedChunks
 from replicast.sim.engine.hybrid.kv_cache import HybridCache
 from replicast.sim.engine.hybrid.state import HybridState
 from replicast.sim.engine.request_state import RequestState, ScheduledRow, SchedulerOutput
@@ -25,9 +25,10 @@ class HybridScheduler(Scheduler):
         self.groups = HybridCache(config)
         self.groups.holders = self.running
         self.kv_cache = self.groups
-        self.aligns_chunks = any(
+        aligns = any(
             group.kind == "mamba" and group.mamba_cache_mode == "align" for group in config.kv_groups or ()
         )
+        self.chunks = AlignedChunks(config) if aligns else None
 
     def add_request(self, request: Request) -> None:
         self.take_in(HybridState(request, self.config))
@@ -38,17 +39,18 @@ class HybridScheduler(Scheduler):
 
     def aligned(self, state: HybridState, start: int, num_new: int, admission: bool) -> int:
         """How many of `num_new` prompt tokens from `start` on may be computed in one step."""
-        if not self.aligns_chunks:
+        chunks = self.chunks
+        if chunks is None:
             return num_new
         request = state.request
-        return aligned_chunk(
-            self.config,
-            request.num_prompt_tokens,
-            request.num_tokens,
+        prompt = request.num_prompt_tokens
+        return chunks.cut(
+            prompt,
+            prompt + request.num_output_tokens,
             start,
             num_new,
             state.shared_prefix_boundary,
-            admission=admission,
+            admission,
         )
 
     def _num_new_tokens(self, state: RequestState, step: Step) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from replicast.sim.config import EngineConfig
 from replicast.sim.engine.hybrid.block_pool import Path
-from replicast.sim.engine.hybrid.groups.full import NEVER, GroupBlocks
+from replicast.sim.engine.hybrid.groups.blocks import GroupBlocks
 from replicast.sim.engine.request_state import RequestState
 from replicast.sim.request import Request
 
@@ -34,7 +34,7 @@ class HybridState(RequestState):
     def __init__(self, request: Request, config: EngineConfig) -> None:
         super().__init__(request, config)
         self.paths: list[Path] = []  # of its content, in blocks of each size
-        self.groups: list[GroupBlocks] = []  # its blocks in equal groups, while it runs
+        self.groups: list[GroupBlocks] = []  # its blocks that are no run of content, while it runs
         self.room = 0
         self.next_drop = 0
         self.next_publish = 0
@@ -45,14 +45,3 @@ class HybridState(RequestState):
         self.chunk = 0
         self.last_clock = -1  # step of its last chunk
         self.last_tokens = 0  # of that chunk
-
-    def note(self) -> None:
-        """Bring the bounds up to date after a change."""
-        room = next_drop = NEVER
-        for blocks in self.groups:
-            if blocks.room < room:
-                room = blocks.room
-            if blocks.next_drop < next_drop:
-                next_drop = blocks.next_drop
-        self.room = room
-        self.next_drop = next_drop

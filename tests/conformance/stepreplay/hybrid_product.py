@@ -36,8 +36,6 @@ class _Cache(HybridCache):
         self.shadow = KVCacheManager.of(config)
         self.of: dict[Any, RequestBlocks] = {}
         self._hits: dict[Any, Hit] = {}
-        self._is_asked = False  # the shadow, for all of the call under way
-        self._dropped = 0, 0
         groups = config.kv_groups or ()
         self._num_groups = len(groups)
         self._hash_block_size = hash_block_size(groups, config.enable_prefix_caching)
@@ -61,27 +59,20 @@ class _Cache(HybridCache):
 
     def allocate(self, held: Any, *numbers: int) -> bool:
         done = self.shadow.allocate_slots(self.of[held], *numbers, held.num_in_flight_tokens)
-        self._is_asked = True
         self._checked(done, super().allocate(held, *numbers))
-        self._is_asked = False
         return done
 
-    def drop(self, held: Any, num_computed: int, num_in_flight: int) -> None:
-        super().drop(held, num_computed, num_in_flight)
-        self._dropped = num_computed, num_in_flight
-
-    def grow(self, held: Any, total: int, num_tokens: int) -> None:
-        if not self._is_asked:
-            done, in_flight = self._dropped
-            assert self.shadow.allocate_slots(self.of[held], done, total - done, num_tokens, in_flight)
-        super().grow(held, total, num_tokens)
-        self._checked(True, True)
+    def advance(
+        self, held: Any, num_processed: int, num_computed: int, num_new: int, num_tokens: int
+    ) -> None:
+        in_flight = num_computed - num_processed
+        done = self.shadow.allocate_slots(self.of[held], num_computed, num_new, num_tokens, in_flight)
+        super().advance(held, num_processed, num_computed, num_new, num_tokens)
+        self._checked(done, True)
 
     def admit_hit(self, held: Any, hit: Any, *numbers: int, **settings: bool) -> bool:
         done = self.shadow.admit(self.of[held], self._hits[held], *numbers, **settings)
-        self._is_asked = True
         self._checked(done, super().admit_hit(held, hit, *numbers, **settings))
-        self._is_asked = False
         return done
 
     def publish(self, held: Any, num_tokens: int) -> None:

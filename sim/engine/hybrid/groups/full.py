@@ -1,23 +1,23 @@
-"""Full attention: every block is held to the end, and a hit is the longest run from the start.
+"""Full attention, block by block: a hit is the longest run from the start, and all is held to the end.
 
-Also what the other kinds share (`vllm/v1/core/single_type_kv_cache_manager.py`): they change what may be
-dropped, what is published and what a look-up needs.
+With one such group its blocks are runs of content, and none of this is needed (`kv_cache.py`); it serves
+models with several. Also what the other kinds share (`vllm/v1/core/single_type_kv_cache_manager.py`): they
+change what may be dropped, what is published and what a look-up needs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from replicast.sim.engine.hybrid.block_pool import Block, GroupPool, Table, key_of
+from replicast.sim.engine.hybrid.block_pool import Block, GroupPool, Table, cached_row, key_of
+from replicast.sim.engine.hybrid.groups.blocks import NEVER, GroupBlocks, PlaceBlocks
 from replicast.sim.engine.kv_cache import cdiv
 from replicast.sim.kv_groups import KVGroup
 
 if TYPE_CHECKING:
     from replicast.sim.engine.hybrid.state import HybridState
-
-NEVER = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,88 +32,58 @@ class CacheSettings:
     speculates: bool
 
 
-class GroupBlocks:
-    """The blocks of one request in equal groups: of each a list, None where nothing is cached.
+class Parts(NamedTuple):
+    """Equal groups that follow one another. `tree`: which path of a request counts."""
 
-    The first `num_published` places are past publishing, the first `num_dropped` hold no block. There is
-    room for `room` tokens, and nothing to drop before `next_drop` are processed.
-    """
-
-    __slots__ = ("ids", "next_drop", "num_dropped", "num_published", "room", "unit")
-
-    def __init__(self, unit: FullGroups) -> None:
-        self.unit = unit
-        self.ids: list[list[Block | None]] = []
-        self.num_published = 0
-        self.num_dropped = 0
-        self.room = 0
-        self.next_drop = 0
+    group: KVGroup
+    tree: int
+    table: Table
+    pool: GroupPool
+    settings: CacheSettings
 
 
 class Found:
-    """What a look-up found in equal groups: of each the blocks from place `start` on, none before."""
+    """What a look-up found in equal groups: from place `start` on a row each of their blocks, none before."""
 
-    __slots__ = ("blocks", "start")
+    __slots__ = ("rows", "start")
 
-    def __init__(self, start: int, blocks: list[list[Block]]) -> None:
+    def __init__(self, start: int, rows: list[list[Block]]) -> None:
         self.start = start
-        self.blocks = blocks
+        self.rows = rows
 
     @property
     def num_places(self) -> int:
         """Places up to the end of the hit."""
-        return self.start + len(self.blocks[0])
-
-    def cut(self, num_places: int) -> None:
-        """Leave a shorter hit of full attention."""
-        for blocks in self.blocks:
-            del blocks[num_places:]
+        return self.start + len(self.rows)
 
 
 class FullGroups:
-    """Equal groups of full attention, and the base of the others. `tree`: which path of a request counts."""
+    """Equal groups of full attention, and the base of the others."""
 
-    def __init__(
-        self,
-        group: KVGroup,
-        count: int,
-        pool: GroupPool,
-        tree: int,
-        tables: list[Table],
-        settings: CacheSettings,
-    ) -> None:
-        self.group = group
-        self.count = count
-        self.pool = pool
-        self.tree = tree
-        self.tables = tables
-        self.settings = settings
-        self.is_25 = settings.is_25
-        self.speculates = settings.speculates
-        self.alignment = settings.alignment
-        self.block_size = group.block_size
-        self.num_drafts = group.num_speculative_blocks
+    def __init__(self, parts: Parts) -> None:
+        self.group, self.tree, self.table, self.pool, self.settings = parts
+        self.count = self.table.num_groups
+        self.is_25 = self.settings.is_25
+        self.speculates = self.settings.speculates
+        self.alignment = self.settings.alignment
+        self.block_size = self.group.block_size
+        self.num_drafts = self.group.num_speculative_blocks
+        self.num_unsure = 0  # processed tokens that drafts may take back
         self.most_admission_tokens = NEVER
 
     # What differs between the kinds
 
     def find(self, tables: Sequence[Table], held: HybridState, num_tokens: int) -> Found:
         """What serves a look-up of at most `num_tokens` tokens; `tables` are those of all equal groups."""
-        length, path = num_tokens // self.block_size, held.paths[self.tree]
-        runs: list[list[Block]] = []
-        for table in tables:
-            run: list[Block] = []
-            while len(run) < length:
-                block = table.first.get(key_of(path, len(run)))
-                if block is None:
-                    length = len(run)
-                else:
-                    run.append(block)
-            runs.append(run)
-        length -= length % (self.alignment // self.block_size)
-        for run in runs:
-            del run[length:]
-        return Found(0, runs)
+        path = held.paths[self.tree]
+        rows: list[list[Block]] = []
+        for place in range(num_tokens // self.block_size):
+            row = cached_row(tables, key_of(path, place))
+            if row is None:
+                break
+            rows.append(row)
+        del rows[len(rows) - len(rows) % (self.alignment // self.block_size) :]
+        return Found(0, rows)
 
     def num_skipped(self, num_computed: int) -> int:
         """Leading places that no later token looks at."""
@@ -123,38 +93,23 @@ class FullGroups:
         """Tokens that must be processed before more than `num_dropped` places can be dropped."""
         return NEVER
 
-    def drop(self, blocks: GroupBlocks, num_processed: int) -> None:
-        """Free what no later token looks at."""
-        last = min(self.num_skipped(num_processed), len(blocks.ids[0]))
-        first = blocks.num_dropped
-        if first < last:
-            for ids in blocks.ids:
-                self.pool.let_go(ids[first:last])
-                ids[first:last] = [None] * (last - first)
-            blocks.num_dropped = last
-        self._note(blocks)
+    def reachable(self, first: int, end: int, held: HybridState) -> Sequence[int]:
+        """The places in this range that a look-up can need; others are never published."""
+        return range(first, end)
 
-    def reachable(self, blocks: GroupBlocks, end: int, held: HybridState) -> Sequence[int]:
-        """The places before `end`, not yet published, that a look-up can need; others never are."""
-        return range(blocks.num_published, end)
+    def adopt(self, found: Found, num_hit_tokens: int) -> GroupBlocks:
+        """Hold the hits of a request that is admitted: its first blocks."""
+        if not num_hit_tokens:
+            return PlaceBlocks(self, 0, [])
+        kept = self.kept(found, num_hit_tokens)
+        for row in kept.rows:
+            self.pool.hold_row(row)
+        return PlaceBlocks(self, kept.start, kept.rows)
 
-    def new_blocks(self, held: HybridState) -> GroupBlocks:
-        """Those of a request that has none yet."""
-        blocks = GroupBlocks(self)
-        blocks.ids = [[] for _ in self.tables]
-        return blocks
+    def new_step_starts(self) -> None:
+        """A schedule() call begins."""
 
-    def no_hit(self, held: HybridState) -> Found:
-        """What a look-up finds where there is nothing."""
-        return Found(0, [[] for _ in self.tables])
-
-    # A request's life
-
-    def _note(self, blocks: GroupBlocks) -> None:
-        """Bring the two bounds up to date after a change."""
-        blocks.room = (len(blocks.ids[0]) - self.num_drafts) * self.block_size
-        # Rejected drafts take tokens back: then every time is looked.
-        blocks.next_drop = 0 if self.speculates else self.after_drop(blocks.num_dropped)
+    # Admission
 
     def num_to_admit(self, found: Found, num_hit_tokens: int, num_tokens: int, num_slots: int) -> int:
         """New blocks that a request needs for `num_tokens` tokens (with drafts' places `num_slots`)."""
@@ -178,13 +133,13 @@ class FullGroups:
         skipped = self.num_skipped(num_hit_tokens)
         if skipped <= found.start:
             return found
-        return Found(skipped, [blocks[skipped - found.start :] for blocks in found.blocks])
+        return Found(skipped, found.rows[skipped - found.start :])
 
     def num_idle(self, found: Found, num_hit_tokens: int) -> int:
         """Hits that nobody holds: they leave the free queue when they are taken."""
         number = 0
-        for blocks in self.kept(found, num_hit_tokens).blocks:
-            for block in blocks:
+        for row in self.kept(found, num_hit_tokens).rows:
+            for block in row:
                 number += not block.holders
         return number
 
@@ -192,54 +147,3 @@ class FullGroups:
         """The most blocks that a request of so many tokens takes or hits when it is admitted."""
         places = max(cdiv(num_tokens, self.block_size), found.num_places)
         return (places + self.num_drafts) * self.count
-
-    def adopt(self, blocks: GroupBlocks, found: Found, num_hit_tokens: int) -> None:
-        """Hold the hits of a request that is admitted."""
-        kept = self.kept(found, num_hit_tokens)
-        if num_hit_tokens:
-            for ids, hits in zip(blocks.ids, kept.blocks, strict=True):
-                self.pool.hold_blocks(hits)
-                ids += [None] * kept.start
-                ids += hits
-            blocks.num_dropped = kept.start
-            blocks.num_published = len(blocks.ids[0])
-        self._note(blocks)
-
-    def num_to_take(self, blocks: GroupBlocks, num_tokens: int, num_slots: int) -> int:
-        """Blocks that a running request lacks."""
-        new = cdiv(num_slots, self.block_size) + self.num_drafts - len(blocks.ids[0])
-        return new * self.count if new > 0 else 0
-
-    def most_to_take(self, blocks: GroupBlocks, num_tokens: int, num_steps: int) -> int:
-        """The most that so many steps up to `num_tokens` tokens take."""
-        return self.num_to_take(blocks, num_tokens, num_tokens)
-
-    def take(self, blocks: GroupBlocks, num_tokens: int, num_slots: int) -> None:
-        """Take them."""
-        new = cdiv(num_slots, self.block_size) + self.num_drafts - len(blocks.ids[0])
-        self.pool.take(new * self.count)
-        for ids in blocks.ids:
-            ids += [None] * new
-        self._note(blocks)
-
-    def publish(self, blocks: GroupBlocks, held: HybridState, num_tokens: int) -> None:
-        """Let look-ups find the blocks that `num_tokens` tokens fill."""
-        end = num_tokens // self.block_size
-        if end <= blocks.num_published:
-            return
-        places = self.reachable(blocks, end, held)
-        blocks.num_published = end
-        path, dropped = held.paths[self.tree], blocks.num_dropped
-        for place in places:
-            if place >= dropped:
-                key = key_of(path, place)
-                for ids, block in zip(blocks.ids, self.pool.publish_blocks(key, self.tables), strict=True):
-                    ids[place] = block
-
-    def free(self, blocks: GroupBlocks) -> None:
-        """Let go of all."""
-        for ids in blocks.ids:
-            self.pool.let_go(ids[blocks.num_dropped :] if blocks.num_dropped else ids)
-
-    def new_step_starts(self) -> None:
-        """A schedule() call begins."""

@@ -17,17 +17,19 @@ if TYPE_CHECKING:
 
 
 class Hit:
-    """What a look-up found: blocks of each unit of equal groups, and tokens served.
+    """What a look-up found: rows of blocks of each unit of equal groups, and tokens served.
 
-    `longest` is the longest prefix that any kind had cached, at least `num_tokens`.
+    `longest` is the longest prefix that any kind had cached, at least `num_tokens`. A run of content ends in
+    node `index` of the request's path.
     """
 
-    __slots__ = ("found", "longest", "num_tokens")
+    __slots__ = ("found", "index", "longest", "num_tokens")
 
     def __init__(self, found: list[Found], num_tokens: int, longest: int) -> None:
         self.found = found
         self.num_tokens = num_tokens
         self.longest = longest
+        self.index = -1
 
 
 class _Kind:
@@ -37,16 +39,13 @@ class _Kind:
         self.units = units
         self.first = units[0][1]
         self.is_full = self.first.group.kind == "full"
-        self.tables = [table for _, unit in units for table in unit.tables]
-
-    def find(self, held: HybridState, num_tokens: int) -> Found:
-        return self.first.find(self.tables, held, num_tokens)
+        self.tables = [unit.table for _, unit in units]
 
 
 class PrefixLookup:
-    """Look-ups over all groups of one engine."""
+    """Look-ups over the groups of one engine but for a run of content, which goes before."""
 
-    def __init__(self, units: Sequence[FullGroups], is_25: bool) -> None:
+    def __init__(self, units: Sequence[FullGroups], is_25: bool, has_run: bool) -> None:
         self._num_units = len(units)
         self._is_25 = is_25
         kinds: list[_Kind] = []
@@ -54,45 +53,46 @@ class PrefixLookup:
             kinds.append(_Kind([(at, unit) for at, unit in enumerate(units) if unit.group == group]))
         kinds.sort(key=lambda kind: not kind.is_full)
         self._kinds = kinds
-        self._once = len(kinds) == 2 and kinds[0].is_full
+        self._only = units[0] if has_run and len(units) == 1 else None
+        self._once = len(kinds) == 1 if has_run else len(kinds) == 2 and kinds[0].is_full
 
     def find(self, held: HybridState, num_tokens: int) -> Hit:
         """The hit of a prompt that starts with `num_tokens` tokens, all of which may be served."""
-        kinds = self._kinds
-        found: list[Found | None] = [None] * len(kinds)
+        kinds, only = self._kinds, self._only
+        if only is not None:
+            one = only.find(self._kinds[0].tables, held, num_tokens)
+            hit = one.num_places * only.block_size
+            return Hit([one], hit, hit)
+        found: list[Found] = []
         hit, longest = num_tokens, 0
         while True:
             length = hit
             for index, kind in enumerate(kinds):
-                size = kind.first.block_size
-                known = found[index]
-                if known is not None and kind.is_full:
-                    length = min(length, known.num_places * size)
+                first = kind.first
+                if index == len(found):
+                    found.append(first.find(kind.tables, held, length))
+                elif kind.is_full:
+                    length = min(length, found[index].num_places * first.block_size)
                     continue
-                found[index] = known = kind.find(held, length)
-                length = known.num_places * size
-                longest = max(longest, length)
-            if length >= hit:
-                break
+                else:
+                    found[index] = first.find(kind.tables, held, length)
+                length = found[index].num_places * first.block_size
+                if length > longest:
+                    longest = length
+            is_agreed = length >= hit
             hit = length
-            if self._once:
-                break
-        return Hit(self._by_unit(found, hit), hit, longest)
+            if is_agreed or self._once:
+                return Hit(self._by_unit(found, hit), hit, longest)
 
-    def _by_unit(self, found: list[Found | None], hit: int) -> list[Found]:
-        kinds = self._kinds
-        by_unit: list[Found | None] = [None] * self._num_units
-        for index, kind in enumerate(kinds):
+    def _by_unit(self, found: list[Found], hit: int) -> list[Found]:
+        by_unit: dict[int, Found] = {}
+        for index, kind in enumerate(self._kinds):
             known = found[index]
-            assert known is not None, "every kind was asked"
             # 0.25 forgets to cut a second kind of full attention.
             if kind.is_full and (index == 0 or not self._is_25):
-                known.cut(hit // kind.first.block_size)
-            if len(kind.units) == 1:
-                by_unit[kind.units[0][0]] = known
-                continue
+                del known.rows[hit // kind.first.block_size :]
             start = 0
             for at, unit in kind.units:
-                by_unit[at] = Found(known.start, known.blocks[start : start + unit.count])
+                by_unit[at] = Found(known.start, [row[start : start + unit.count] for row in known.rows])
                 start += unit.count
-        return [one for one in by_unit if one is not None]
+        return [by_unit[at] for at in range(self._num_units)]

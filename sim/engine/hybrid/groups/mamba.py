@@ -19,10 +19,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from replicast.sim.engine.hybrid.block_pool import Block, GroupPool, Key, Table, key_of
-from replicast.sim.engine.hybrid.groups.full import NEVER, CacheSettings, Found, FullGroups, GroupBlocks
+from replicast.sim.engine.hybrid.block_pool import Block, Key, Table, cached_row, key_of
+from replicast.sim.engine.hybrid.groups.blocks import NEVER, GroupBlocks
+from replicast.sim.engine.hybrid.groups.full import Found, FullGroups, Parts
 from replicast.sim.engine.kv_cache import cdiv
-from replicast.sim.kv_groups import KVGroup
 
 if TYPE_CHECKING:
     from replicast.sim.engine.hybrid.state import HybridState
@@ -31,18 +31,10 @@ if TYPE_CHECKING:
 class StateGroups(FullGroups):
     """Equal groups of states in mode "none"."""
 
-    def __init__(
-        self,
-        group: KVGroup,
-        count: int,
-        pool: GroupPool,
-        tree: int,
-        tables: list[Table],
-        settings: CacheSettings,
-    ) -> None:
-        super().__init__(group, count, pool, tree, tables, settings)
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
         # 0.25 takes all drafts for rejected; 0.33 knows which tokens are not computed yet.
-        self.num_unsure = group.num_speculative_blocks if settings.is_25 else 0
+        self.num_unsure = self.num_drafts if self.is_25 else 0
 
     def num_skipped(self, num_computed: int) -> int:
         return max(0, num_computed - 1) // self.block_size
@@ -50,78 +42,37 @@ class StateGroups(FullGroups):
     def after_drop(self, num_dropped: int) -> int:
         return (num_dropped + 1) * self.block_size + 1 + self.num_unsure
 
-    def drop(self, blocks: GroupBlocks, num_processed: int) -> None:
-        super().drop(blocks, max(0, num_processed - self.num_unsure))
-
-
-class State:
-    """One place that is not null: its block in each of the equal groups; no `blocks`: nothing is cached."""
-
-    __slots__ = ("blocks", "place")
-
-    def __init__(self, place: int, blocks: list[Block]) -> None:
-        self.place = place
-        self.blocks = blocks
-
-
-class StateBlocks(GroupBlocks):
-    """The states of one request in equal groups, in the order of their places."""
-
-    __slots__ = ("has_state", "last_state", "num_places", "states")
-
-    def __init__(self, unit: FullGroups) -> None:
-        super().__init__(unit)
-        self.states: list[State] = []
-        self.num_places = 0
-        self.has_state = False  # one that the request itself took
-        self.last_state = -1  # place of the state before the running one, -1: none to drop
-
 
 class AlignedStateGroups(StateGroups):
     """Equal groups of states in mode "align"."""
 
-    def __init__(
-        self,
-        group: KVGroup,
-        count: int,
-        pool: GroupPool,
-        tree: int,
-        tables: list[Table],
-        settings: CacheSettings,
-    ) -> None:
-        super().__init__(group, count, pool, tree, tables, settings)
-        self._published_this_step: set[Key] = set()
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self.published_this_step: set[Key] = set()
 
     def new_step_starts(self) -> None:
-        if self._published_this_step:
-            self._published_this_step.clear()
-
-    def new_blocks(self, held: HybridState) -> GroupBlocks:
-        return StateBlocks(self)
+        if self.published_this_step:
+            self.published_this_step.clear()
 
     def find(self, tables: Sequence[Table], held: HybridState, num_tokens: int) -> Found:
         per_hit, nodes = self.alignment // self.block_size, held.paths[self.tree][0]
-        first = tables[0].first
         index = len(nodes) - 1
         end = num_tokens // self.block_size
         for place in range(end - end % per_hit - 1, -1, -per_hit):
             while nodes[index].first_block > place:
                 index -= 1
             key = nodes[index], place
-            if key in first:
-                blocks: list[list[Block]] = []
-                for table in tables:
-                    block = table.first.get(key)
-                    if block is None:
-                        break
-                    blocks.append([block])
-                else:
-                    return Found(place, blocks)
-        return Found(0, [[] for _ in tables])
+            if key in tables[0].first:
+                row = cached_row(tables, key)
+                if row is not None:
+                    return Found(place, [row])
+        return Found(0, [])
+
+    def adopt(self, found: Found, num_hit_tokens: int) -> GroupBlocks:
+        return StateBlocks(self, found if num_hit_tokens else None)
 
     def is_refused(self, found: Found) -> bool:
-        blocks = found.blocks[0]
-        return bool(blocks) and blocks[0].key in self._published_this_step
+        return bool(found.rows) and found.rows[0][0].key in self.published_this_step
 
     def num_to_admit(self, found: Found, num_hit_tokens: int, num_tokens: int, num_slots: int) -> int:
         missing = cdiv(num_tokens, self.block_size) + self.num_drafts - found.num_places
@@ -130,133 +81,7 @@ class AlignedStateGroups(StateGroups):
     def most_held(self, found: Found, num_tokens: int) -> int:
         return (2 + self.num_drafts) * self.count  # the hit and the running state
 
-    def adopt(self, blocks: GroupBlocks, found: Found, num_hit_tokens: int) -> None:
-        assert isinstance(blocks, StateBlocks)
-        if num_hit_tokens:
-            hits = [one[0] for one in found.blocks]
-            self.pool.hold_blocks(hits)
-            blocks.states.append(State(found.start, hits))
-            blocks.num_dropped = found.start
-            blocks.num_places = blocks.num_published = found.start + 1
-        self._note(blocks)
-
-    def num_to_take(self, blocks: GroupBlocks, num_tokens: int, num_slots: int) -> int:
-        # Negative where rejected drafts left a place too many: vLLM counts it against other groups.
-        assert isinstance(blocks, StateBlocks)
-        missing = cdiv(num_tokens, self.block_size) + self.num_drafts - blocks.num_places
-        return (1 if missing > 1 else missing) * self.count
-
-    def most_to_take(self, blocks: GroupBlocks, num_tokens: int, num_steps: int) -> int:
-        return num_steps * (1 + self.num_drafts) * self.count
-
-    def take(self, blocks: GroupBlocks, num_tokens: int, num_slots: int) -> None:
-        """Take the block of the state at the step's end, after the places passed over."""
-        assert isinstance(blocks, StateBlocks)
-        drafts = self.num_drafts
-        places = cdiv(num_tokens, self.block_size) + drafts
-        before = blocks.num_places
-        if places <= before:
-            return
-        if blocks.has_state:
-            blocks.last_state = before - 1 - drafts
-        elif before:
-            blocks.last_state = before - 1  # the state that was hit
-        blocks.num_places = places
-        if drafts:
-            self._take_with_drafts(blocks, before, places)
-        else:
-            self.pool.take(self.count)  # one for each
-            blocks.states.append(State(places - 1, []))
-        blocks.has_state = True
-        self._note(blocks)
-
-    def _take_with_drafts(self, blocks: StateBlocks, before: int, places: int) -> None:
-        """The blocks of drafts move behind the running state; what is missing is new."""
-        drafts = self.num_drafts
-        running = places - drafts - 1
-        start = max(before, running)
-        if blocks.has_state:
-            first, end = before - drafts, min(before, running)
-            for state in blocks.states:
-                if first <= state.place < end:
-                    state.place += start - first
-            start += max(end - first, 0)
-        self.pool.take((places - start) * self.count)
-        for place in range(start, places):
-            blocks.states.append(State(place, []))
-        blocks.states.sort(key=lambda state: state.place)
-
-    def drop(self, blocks: GroupBlocks, num_processed: int) -> None:
-        assert isinstance(blocks, StateBlocks)
-        if self.is_25:
-            self._drop_25(blocks, max(0, num_processed - self.num_unsure))
-            return
-        end, states = (num_processed - 1) // self.block_size, blocks.states
-        number = 0
-        while number < len(states) and states[number].place < end:
-            number += 1
-        if number:
-            self._free(states[:number])
-            del states[:number]
-        self._note(blocks)
-
-    def _drop_25(self, blocks: StateBlocks, num_processed: int) -> None:
-        """0.25 stops at the gap that a chunk left, and looks at the state before the running one besides."""
-        end = min(self.num_skipped(num_processed), blocks.num_places)
-        first, last = end, blocks.last_state
-        for state in reversed(blocks.states):
-            first -= state.place == first - 1
-        if last >= cdiv(num_processed, self.block_size) - 1:
-            last = -1
-        else:
-            blocks.last_state = -1
-        self._free([state for state in blocks.states if first <= state.place < end])
-        if not first <= last < end:
-            self._free([state for state in blocks.states if state.place == last])
-        blocks.states = [s for s in blocks.states if s.place != last and not first <= s.place < end]
-        blocks.num_dropped = max(blocks.num_dropped, end)
-        self._note(blocks)
-
-    def _free(self, states: list[State]) -> None:
-        cached: list[State] = []
-        for state in states:
-            if state.blocks:
-                cached.append(state)
-            else:
-                self.pool.let_go_unnamed(self.count)
-        if len(cached) == 1:
-            self.pool.let_go_each(cached[0].blocks)
-        elif cached:
-            for index in range(self.count):
-                for state in reversed(cached):
-                    self.pool.let_go_each([state.blocks[index]])
-
-    def _note(self, blocks: GroupBlocks) -> None:
-        assert isinstance(blocks, StateBlocks)
-        blocks.room = (blocks.num_places - self.num_drafts) * self.block_size
-        if self.speculates:
-            return
-        if self.is_25:
-            blocks.next_drop = self.after_drop(blocks.num_dropped)
-            if blocks.last_state >= 0:
-                blocks.next_drop = min(blocks.next_drop, self.after_drop(blocks.last_state))
-        else:
-            states = blocks.states
-            blocks.next_drop = (states[0].place + 1) * self.block_size + 1 if states else NEVER
-
-    def publish(self, blocks: GroupBlocks, held: HybridState, num_tokens: int) -> None:
-        assert isinstance(blocks, StateBlocks)
-        first, end = blocks.num_published, num_tokens // self.block_size
-        if end <= first:
-            return
-        blocks.num_published = end
-        for state in blocks.states:
-            if first <= state.place < end and self._is_reachable(state.place, held):
-                key = key_of(held.paths[self.tree], state.place)
-                state.blocks = self.pool.publish_blocks(key, self.tables)
-                self._published_this_step.add(key)
-
-    def _is_reachable(self, place: int, held: HybridState) -> bool:
+    def is_reachable(self, place: int, held: HybridState) -> bool:
         """Whether a look-up can need a state; others are not published."""
         interval = self.settings.retention_interval
         if interval is None:
@@ -268,6 +93,152 @@ class AlignedStateGroups(StateGroups):
             return True
         return interval > 0 and end % interval == 0
 
-    def free(self, blocks: GroupBlocks) -> None:
-        assert isinstance(blocks, StateBlocks)
-        self._free(blocks.states)
+
+class StateBlocks(GroupBlocks):
+    """The states of one request in equal groups: their `places`, in order, and the blocks of `cached` ones.
+
+    `has_state`: one that it took itself; `last_state`: the place of the one before the running one, -1 if
+    there is none to drop.
+    """
+
+    __slots__ = (
+        "cached",
+        "has_state",
+        "last_state",
+        "num_dropped",
+        "num_places",
+        "num_published",
+        "places",
+        "unit",
+    )
+
+    def __init__(self, unit: AlignedStateGroups, found: Found | None) -> None:
+        self.unit = unit
+        self.places: list[int] = []
+        self.cached: dict[int, list[Block]] = {}
+        self.has_state = False
+        self.last_state = -1
+        self.room = self.next_drop = 0
+        self.num_places = self.num_published = self.num_dropped = 0
+        if found is not None:
+            place, row = found.start, found.rows[0]
+            unit.pool.hold_row(row)
+            self.places.append(place)
+            self.cached[place] = row
+            self.num_dropped = place
+            self.num_places = self.num_published = place + 1
+
+    def num_to_take(self, num_tokens: int, num_slots: int) -> int:
+        # Negative where rejected drafts left a place too many: vLLM counts it against other groups.
+        unit = self.unit
+        missing = -(-num_tokens // unit.block_size) + unit.num_drafts - self.num_places
+        return (1 if missing > 1 else missing) * unit.count
+
+    def take(self, num_tokens: int, num_slots: int) -> int:
+        """The block of the state at the step's end, after the places passed over."""
+        unit = self.unit
+        drafts = unit.num_drafts
+        places = -(-num_tokens // unit.block_size) + drafts
+        before = self.num_places
+        if places <= before:
+            return 0
+        if self.has_state:
+            self.last_state = before - 1 - drafts
+        elif before:
+            self.last_state = before - 1  # the state that was hit
+        self.num_places = places
+        self.room = (places - drafts) * unit.block_size
+        number = 1
+        if drafts:
+            number = self._take_with_drafts(before, places)
+        else:
+            self.places.append(places - 1)
+        self.has_state = True
+        self._note()
+        return number * unit.count
+
+    def _take_with_drafts(self, before: int, places: int) -> int:
+        """The blocks of drafts move behind the running state; what is missing is new."""
+        drafts = self.unit.num_drafts
+        running = places - drafts - 1
+        start = max(before, running)
+        if self.has_state:
+            first, end = before - drafts, min(before, running)
+            self.places = [place + start - first if first <= place < end else place for place in self.places]
+            start += max(end - first, 0)
+        self.places = sorted([*self.places, *range(start, places)])
+        return places - start
+
+    def drop(self, num_processed: int) -> None:
+        unit = self.unit
+        if unit.is_25:
+            self._drop_25(max(0, num_processed - unit.num_unsure))
+        else:
+            end, places = (num_processed - 1) // unit.block_size, self.places
+            number = 0
+            for place in places:
+                if place >= end:
+                    break
+                number += 1
+            if number:
+                self._let_go(places[:number])
+                del places[:number]
+        self._note()
+
+    def _drop_25(self, num_processed: int) -> None:
+        """0.25 stops at the gap that a chunk left, and looks at the state before the running one besides."""
+        unit = self.unit
+        end = min(unit.num_skipped(num_processed), self.num_places)
+        first, last = end, self.last_state
+        for place in reversed(self.places):
+            first -= place == first - 1
+        if last >= cdiv(num_processed, unit.block_size) - 1:
+            last = -1
+        else:
+            self.last_state = -1
+        self._let_go([place for place in self.places if first <= place < end])
+        if not first <= last < end:
+            self._let_go([place for place in self.places if place == last])
+        self.places = [place for place in self.places if place != last and not first <= place < end]
+        self.num_dropped = max(self.num_dropped, end)
+
+    def _let_go(self, places: list[int]) -> None:
+        unit, cached, number = self.unit, self.cached, 0
+        rows: list[list[Block]] = []
+        for place in places:
+            row = cached.pop(place, None)
+            if row is None:
+                number += unit.count
+            else:
+                rows.append(row)
+        if number:
+            unit.pool.let_go_unnamed(number)
+        if rows:
+            unit.pool.let_go(rows)
+
+    def _note(self) -> None:
+        """Bring `next_drop` up to date after a change."""
+        unit = self.unit
+        if unit.speculates:
+            return
+        if unit.is_25:
+            self.next_drop = unit.after_drop(self.num_dropped)
+            if self.last_state >= 0:
+                self.next_drop = min(self.next_drop, unit.after_drop(self.last_state))
+        else:
+            self.next_drop = (self.places[0] + 1) * unit.block_size + 1 if self.places else NEVER
+
+    def publish(self, held: HybridState, num_tokens: int) -> None:
+        unit = self.unit
+        first, end = self.num_published, num_tokens // unit.block_size
+        if end <= first:
+            return
+        self.num_published = end
+        for place in self.places:
+            if first <= place < end and unit.is_reachable(place, held):
+                key = key_of(held.paths[unit.tree], place)
+                self.cached[place] = unit.pool.publish_row(key, unit.table)
+                unit.published_this_step.add(key)
+
+    def free(self) -> None:
+        self._let_go(self.places)

@@ -14,10 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from replicast.sim.engine.hybrid.block_pool import GroupPool, Key, Table
-from replicast.sim.engine.hybrid.groups.full import CacheSettings, Found, FullGroups, GroupBlocks
+from replicast.sim.engine.hybrid.block_pool import Block, Table, cached_row
+from replicast.sim.engine.hybrid.groups.full import Found, FullGroups, Parts
 from replicast.sim.engine.kv_cache import cdiv
-from replicast.sim.kv_groups import KVGroup
 
 if TYPE_CHECKING:
     from replicast.sim.engine.hybrid.state import HybridState
@@ -26,16 +25,9 @@ if TYPE_CHECKING:
 class WindowGroups(FullGroups):
     """Equal groups of sliding-window attention."""
 
-    def __init__(
-        self,
-        group: KVGroup,
-        count: int,
-        pool: GroupPool,
-        tree: int,
-        tables: list[Table],
-        settings: CacheSettings,
-    ) -> None:
-        super().__init__(group, count, pool, tree, tables, settings)
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        group, settings = parts.group, parts.settings
         assert group.sliding_window is not None, "a sliding-window group has a window"
         self.window: int = group.sliding_window
         self.num_needed = cdiv(self.window - 1, self.block_size)
@@ -46,24 +38,24 @@ class WindowGroups(FullGroups):
     def find(self, tables: Sequence[Table], held: HybridState, num_tokens: int) -> Found:
         """From right to left: the first run long enough, else what run there is from the start."""
         per_hit, nodes = self.alignment // self.block_size, held.paths[self.tree][0]
-        first, others = tables[0].first, tables[1:]
-        run: list[Key] = []  # cached, the last place first
+        start, rows = 0, list[list[Block]]()  # the last place first
         index = len(nodes) - 1
         for place in range(num_tokens // self.block_size - 1, -1, -1):
             while nodes[index].first_block > place:
                 index -= 1
-            key = nodes[index], place
-            if key not in first or (others and not _in_all(others, key)):
-                run.clear()
+            row = cached_row(tables, (nodes[index], place))
+            if row is None:
+                rows.clear()
                 continue
-            if run or not (place + 1) % per_hit:
-                run.append(key)
-                if len(run) >= self.num_needed:
+            if rows or not (place + 1) % per_hit:
+                start = place
+                rows.append(row)
+                if len(rows) >= self.num_needed:
                     break
-        run.reverse()
-        if len(run) < self.num_needed:
-            del run[len(run) - len(run) % per_hit :]
-        return Found(run[0][1] if run else 0, [[table.first[key] for key in run] for table in tables])
+        rows.reverse()
+        if len(rows) < self.num_needed:
+            del rows[len(rows) - len(rows) % per_hit :]
+        return Found(start if rows else 0, rows)
 
     def num_skipped(self, num_computed: int) -> int:
         return max(0, num_computed - self.window + 1) // self.block_size
@@ -71,9 +63,8 @@ class WindowGroups(FullGroups):
     def after_drop(self, num_dropped: int) -> int:
         return (num_dropped + 1) * self.block_size + self.window - 1
 
-    def reachable(self, blocks: GroupBlocks, end: int, held: HybridState) -> Sequence[int]:
-        interval, alignment = self.settings.retention_interval, self.alignment
-        first, needed = blocks.num_published, self.num_needed
+    def reachable(self, first: int, end: int, held: HybridState) -> Sequence[int]:
+        interval, alignment, needed = self.settings.retention_interval, self.alignment, self.num_needed
         per_segment = (alignment if interval is None else interval) // self.block_size
         if interval is None and per_segment <= needed:
             return range(first, end)
@@ -87,7 +78,3 @@ class WindowGroups(FullGroups):
                 stop = start + per_segment
                 wanted.update(range(max(first, start, stop - needed), min(end, stop)))
         return sorted(wanted)
-
-
-def _in_all(tables: Sequence[Table], key: Key) -> bool:
-    return all(key in table.first for table in tables)
