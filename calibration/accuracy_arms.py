@@ -103,7 +103,7 @@ def _scaled(learned: Learned, profile: Profile, here: ServerFacts, there: Server
 
 
 def _peak(level: SweepLevel, facts: ServerFacts, learned: Learned) -> float:
-    model = LevelModel(level, facts, learned.centre, front_end=learned.front_end)
+    model = LevelModel(level, facts, learned.centre, front_end=learned.front_end, growth=learned.growth)
     for _ in range(MATCHES):
         model.match(learned.point, MATCH_SEEDS)
     steps = StepTime.from_seconds(**steps_of(learned.point.values)._asdict())

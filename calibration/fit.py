@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from replicast.calibration.harness import MakeEngine
+from replicast.calibration.lengths import growth_of, lengths_of
 from replicast.calibration.model import (
     LevelModel,
     Parameter,
@@ -118,7 +119,10 @@ def fit(
     params = tuple(parameters(levels, facts))
     centre = centre_of(levels)
     front_end = front_end_of(levels, facts)
-    models = tuple(LevelModel(level, facts, centre, engines, front_end=front_end) for level in levels)
+    growth = growth_of([lengths_of(level, facts) for level in levels])
+    models = tuple(
+        LevelModel(level, facts, centre, engines, front_end=front_end, growth=growth) for level in levels
+    )
     problem = Problem(params, models, tuple(seeds))
     x = np.array([p.start for p in params]) if start is None else start
     x = np.clip(x, problem.low + 1e-6, problem.high - 1e-6)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from replicast.calibration.facts import Attention, Model, find_gpu, find_model
-from replicast.calibration.lengths import Lengths, Source
+from replicast.calibration.growth import Growth
+from replicast.calibration.lengths import Lengths, Source, growth_of
 from replicast.calibration.model import Parameter, Point
 from replicast.calibration.physics import priors
 from replicast.calibration.predict import Residuals
@@ -52,6 +53,11 @@ class Learned:
     levels: tuple[KnownLevel, ...]
     front_end: FrontEnd
 
+    @property
+    def growth(self) -> Growth:
+        """How prompts grow, by the fitted levels."""
+        return growth_of([level.lengths for level in self.levels])
+
     def residuals(self) -> list[Residuals]:
         """What the simulation misses at each fitted level."""
         return [Residuals(level.concurrency, level.residuals) for level in self.levels]
@@ -60,7 +66,8 @@ class Learned:
 def lengths_at(concurrency: int, load_s: float, known: Sequence[KnownLevel]) -> Lengths | None:
     """Lengths of a level of which only the concurrency is known: between those of the fitted ones.
 
-    Linear in log concurrency, of logarithms; beyond the fitted levels as at the nearest one.
+    Linear in log concurrency, of logarithms; beyond the fitted levels as at the nearest one. Prompts are as
+    long as their turns let them grow.
     """
     levels = sorted(known, key=lambda level: level.concurrency)
     if not levels:
@@ -73,15 +80,19 @@ def lengths_at(concurrency: int, load_s: float, known: Sequence[KnownLevel]) -> 
 
     computed = [level.lengths.computed for level in levels]
     sources = {level.lengths.source for level in levels}
-    return Lengths(
-        prompt=between([level.lengths.prompt for level in levels]),
+    found = Lengths(
+        prompt=1.0,
         output=between([level.lengths.output for level in levels]),
         computed=None if None in computed else between([c or 0.0 for c in computed]),
         requests=between([level.lengths.requests / level.load_s for level in levels]) * load_s,
         alive=between([level.lengths.alive / level.concurrency for level in levels]) * concurrency,
         source="kv" if "kv" in sources else levels[0].lengths.source,
-        held_share=between([level.lengths.held_share for level in levels]) if "kv" in sources else 0.0,
     )
+    growth = growth_of([level.lengths for level in levels])
+    longer = between([level.lengths.prompt / growth.mean(level.lengths.turns) for level in levels])
+    prompt = longer * growth.mean(found.turns)
+    held = between([level.lengths.held_share / level.lengths.prompt for level in levels]) * prompt
+    return replace(found, prompt=prompt, held_share=held if "kv" in sources else 0.0)
 
 
 def interpolated(concurrency: int, metric: str, known: Sequence[KnownLevel]) -> float | None:

@@ -15,21 +15,21 @@ less the share of time in tools.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from replicast.calibration.growth import Growth, learn_growth
 from replicast.calibration.server import ServerFacts, seconds_of_load
 from replicast.calibration.sweep import SweepLevel
-from replicast.calibration.workload import LevelLoad, grown_share
+from replicast.calibration.workload import LevelLoad
 
 Source = Literal["counted", "kv", "waiting", "guess"]
 
 SHARED_TOKENS = 12_000.0  # system prompt and tools that all sessions share
-FIRST_TOKENS = 10_000.0  # of a session's own in its first prompt
 CALLS_PER_SESSION = 66.0  # median of 28 task windows
 TYPICAL_PROMPT = 60_000.0
 TYPICAL_OUTPUT = 600.0
-MOST_GROWTH = 150_000.0  # over all turns: twice that of recorded sessions
 IDLE_SLACK = 0.03  # 5.03 alive are five streams
 MOST_REQUESTS = 2_000  # of a level are simulated
 
@@ -45,6 +45,16 @@ class Lengths:
     alive: float
     source: Source
     held_share: float = 0.0  # of the KV pool, per running request, where the gauges tell
+
+    @property
+    def streams(self) -> int:
+        """Whole requests alive at a time."""
+        return max(math.ceil(self.alive - IDLE_SLACK), 1)
+
+    @property
+    def turns(self) -> float:
+        """Of a stream's sessions within the level."""
+        return min(max(self.requests / self.streams, 1.0), CALLS_PER_SESSION)
 
 
 def lengths_of(level: SweepLevel, facts: ServerFacts) -> Lengths:
@@ -80,15 +90,24 @@ def lengths_of(level: SweepLevel, facts: ServerFacts) -> Lengths:
 def load_of(
     level: SweepLevel,
     lengths: Lengths,
+    growth: Growth,
     *,
     computed_tokens: float,
-    first_tokens: float = FIRST_TOKENS,
+    first_tokens: float | None = None,
     shared_tokens: float = SHARED_TOKENS,
 ) -> LevelLoad:
     """The load to simulate; `lengths` are its means."""
     load_s, window_s = seconds_of_load(level)
     concurrency = level.concurrency or max(round(lengths.alive), 1)
-    return load_for(concurrency, load_s, window_s, lengths, computed_tokens, first_tokens, shared_tokens)
+    if first_tokens is None:
+        first_tokens = own_first_tokens(growth)
+    grown = growth._replace(first_tokens=first_tokens)
+    return load_for(concurrency, load_s, window_s, lengths, grown, computed_tokens, shared_tokens)
+
+
+def own_first_tokens(growth: Growth) -> float:
+    """Of a first prompt, what other sessions do not share."""
+    return max(growth.first_tokens - SHARED_TOKENS, 0.3 * growth.first_tokens)
 
 
 def load_for(
@@ -96,56 +115,38 @@ def load_for(
     load_s: float,
     window_s: float,
     lengths: Lengths,
+    growth: Growth,
     computed_tokens: float,
-    first_tokens: float,
     shared_tokens: float,
 ) -> LevelLoad:
-    """The load of `concurrency` sessions with these lengths.
+    """The load of `concurrency` sessions with these lengths; `growth` is that of the part not shared.
 
     Of a very long level a part is simulated: rates and means are those of the whole.
     """
     part = min(MOST_REQUESTS / lengths.requests, 1.0)
     load_s, window_s, requests = part * load_s, part * window_s, part * lengths.requests
-    streams = max(math.ceil(lengths.alive - IDLE_SLACK), 1)
-    idle = max(streams - lengths.alive, 0.0) * load_s
+    idle = max(lengths.streams - lengths.alive, 0.0) * load_s
     shared = min(shared_tokens, 0.5 * lengths.prompt)
-    computed = min(computed_tokens, lengths.prompt - shared)
-    turns = min(max(requests / streams, 1.0), CALLS_PER_SESSION)
-    first, level = growth(lengths.prompt, shared + first_tokens, turns)
+    own = growth.scaled(lengths.turns, lengths.prompt - shared)
     return LevelLoad(
         concurrency=concurrency,
-        streams=streams,
-        prompt_tokens=level,
+        streams=lengths.streams,
+        prompt_tokens=shared + own.first_tokens + own.gained_tokens,
         output_tokens=lengths.output,
-        computed_tokens=computed,
-        first_tokens=first - shared,
+        computed_tokens=min(computed_tokens, lengths.prompt - shared),
+        first_tokens=own.first_tokens,
         shared_tokens=shared,
         tool_s=min(idle / requests, 60.0),
         calls_per_session=CALLS_PER_SESSION,
         load_s=load_s,
         window_s=window_s,
-        expected_requests=max(requests, float(streams)),
+        expected_requests=max(requests, float(lengths.streams)),
     )
 
 
-def growth(mean: float, first: float, turns: float) -> tuple[float, float]:
-    """First prompt and what prompts grow to, so that `turns` of them have this mean.
-
-    They grow by `MOST_GROWTH` at most. What so few turns cannot have gathered was there in the first prompt,
-    which has `first` tokens at least.
-
-    >>> [round(tokens, -3) for tokens in growth(50_000, first=20_000, turns=41)]
-    [20000, 67000.0]
-    >>> [round(tokens, -3) for tokens in growth(90_000, first=20_000, turns=5)]
-    [66000.0, 216000.0]
-    """
-    whole = math.ceil(turns)
-    shares = [grown_share(turn) for turn in range(whole)]
-    grown = (sum(shares) - (whole - turns) * shares[-1]) / turns
-    if first + MOST_GROWTH * grown >= mean:
-        first = min(first, mean)
-        return first, first + (mean - first) / max(grown, 1e-9)
-    return mean - MOST_GROWTH * grown, mean + MOST_GROWTH * (1 - grown)
+def growth_of(levels: Sequence[Lengths]) -> Growth:
+    """How prompts of these levels grow."""
+    return learn_growth([(level.turns, level.prompt) for level in levels])
 
 
 def with_context(lengths: Lengths, shared_tokens: float, pool_scale: float) -> Lengths:

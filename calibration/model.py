@@ -33,12 +33,14 @@ import numpy as np
 from numpy.typing import NDArray
 from replicast.calibration.harness import MakeEngine, Observed, ServerModel, observe, run_level
 from replicast.calibration.hybrid import coarser
+from replicast.calibration.growth import Growth
 from replicast.calibration.lengths import (
-    FIRST_TOKENS,
     SHARED_TOKENS,
     Lengths,
+    growth_of,
     lengths_of,
     load_of,
+    own_first_tokens,
     scaled,
     with_context,
 )
@@ -107,16 +109,7 @@ def parameters(levels: Sequence[SweepLevel], facts: ServerFacts) -> list[Paramet
             )
         )
         found.append(Parameter("computed_slope", 0.0, 0.0, 0.25, -1.0, 1.0))
-    found.append(
-        Parameter(
-            "first_tokens",
-            math.log(FIRST_TOKENS),
-            math.log(FIRST_TOKENS),
-            0.5,
-            math.log(500),
-            math.log(1.5e5),
-        )
-    )
+    found.append(_near("first_tokens", own_first_tokens(growth_of(seen)), 0.5, 50.0, 1.5e5))
     if any(lengths.source == "kv" for lengths in seen):
         found.append(_near("shared_tokens", SHARED_TOKENS, 0.8, 200.0, 40_000.0))
         if not facts.pool_is_given:
@@ -209,10 +202,12 @@ class LevelModel:
         engines: MakeEngine = make_engine,
         lengths: Lengths | None = None,
         front_end: FrontEnd = FRONT_END,
+        growth: Growth | None = None,
     ) -> None:
         self.level = level
         self.facts = facts
         self.lengths = lengths or lengths_of(level, facts)
+        self.growth = growth or growth_of([self.lengths])
         self.measured = measured(level)
         self.concurrency = level.concurrency or max(round(self.lengths.alive), 1)
         self._centre = centre
@@ -263,8 +258,9 @@ class LevelModel:
         return load_of(
             self.level,
             asked,
+            self.growth,
             computed_tokens=computed * self.computed_factor,
-            first_tokens=point.get("first_tokens", FIRST_TOKENS),
+            first_tokens=point.values.get("first_tokens"),
             shared_tokens=shared,
         )
 

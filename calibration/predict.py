@@ -30,15 +30,8 @@ Floats = NDArray[np.float64]
 Load = Literal["given", "lengths", "concurrency"]
 
 CORRELATION = 1.0  # of residuals, in units of log concurrency
-# Variance of a level's own noise over that of the part that it shares with its neighbours: least for waiting
-# and prefill, while time per token is nearly all its own (chosen with the table below).
-NOISE: Mapping[str, float] = {
-    "tpot_mean_s": 8.0,
-    "ttft_mean_s": 0.5,
-    "queue_mean_s": 0.5,
-    "prefill_mean_s": 0.5,
-}
-USUAL_NOISE = 1.0
+# Variance of a level's own noise over that of what it shares with neighbours (chosen with the table below).
+NOISE = 0.5
 LARGEST = 0.7  # a correction never exceeds a factor of two
 NOMINAL = 0.90
 Z = 1.645
@@ -112,7 +105,7 @@ def correction(concurrency: int, name: str, known: Sequence[Residuals]) -> float
     value = np.clip([r.by_metric[name] for r in having], -LARGEST, LARGEST)
     between = np.exp(-np.abs(where[:, None] - where[None, :]) / CORRELATION)
     to = np.exp(-np.abs(math.log(max(concurrency, 1)) - where) / CORRELATION)
-    return float(to @ np.linalg.solve(between + NOISE.get(name, USUAL_NOISE) * np.eye(len(where)), value))
+    return float(to @ np.linalg.solve(between + NOISE * np.eye(len(where)), value))
 
 
 def discrepancy(name: str, known: Sequence[Residuals], load: Load = "given") -> float:

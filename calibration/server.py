@@ -28,6 +28,8 @@ from replicast.sim.defaults import resolve
 from replicast.sim.errors import InputError
 from replicast.sim.kv_groups import blocks_per_request
 
+UNKNOWN_SPREAD = 0.7  # of the logarithm of a coefficient: a factor of two
+
 
 @dataclass(frozen=True, slots=True)
 class ServerFacts:
@@ -132,12 +134,20 @@ def server_facts(
         vllm_version=version,
         args=args,
         config=config,
-        priors=priors(found, gpu, tp),
+        priors=_priors(found, gpu, tp, known=known),
         expected_pool_tokens=expected,
         pool_is_given=pool.given,
         known_model=known,
         notes=tuple(notes),
     )
+
+
+def _priors(model: Model, gpu: Gpu, tp: int, *, known: bool) -> Priors:
+    """Those of physics, wider for a model that is not known."""
+    found = priors(model, gpu, tp)
+    if known:
+        return found
+    return {name: prior._replace(spread=max(prior.spread, UNKNOWN_SPREAD)) for name, prior in found.items()}
 
 
 def _gpu(told: Given, hardware: str | None, where: str) -> tuple[Gpu, int | None]:

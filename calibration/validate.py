@@ -45,8 +45,8 @@ SHARE_GUESSED = 0.6
 SHARES: Mapping[str, float] = {
     "tpot_mean_s": 0.0,
     "ttft_mean_s": 0.3,
-    "queue_mean_s": 0.5,
-    "prefill_mean_s": 0.5,
+    "queue_mean_s": 0.2,
+    "prefill_mean_s": 0.4,
     "prompt_tokens_per_s": 0.2,
     "output_tokens_per_s": 0.2,
     "running_mean": 0.0,
@@ -277,7 +277,8 @@ def model_for(
         if others is None:
             return None
         own = others if load == "concurrency" else replace(own, alive=others.alive)
-    return LevelModel(level, facts, learned.centre, engines, own, learned.front_end)
+    growth = learned.growth if learned.levels else None
+    return LevelModel(level, facts, learned.centre, engines, own, learned.front_end, growth)
 
 
 def leave_one_out(

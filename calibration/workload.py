@@ -4,9 +4,7 @@ A level holds some *streams* of requests alive: sessions, times the agents that 
 stream sends its next request when the last has been answered and its tools have run. What a request is:
 
     prompt    shared part (system prompt and tools, the same for all) + what the session has gathered.
-              Prompts grow to the session's level over RAMP turns, fast at first, as recorded sessions do:
-              from 23,000 by 6,800 in each of the first two turns, by 1,600 from the tenth on, 75,000 in all.
-              So a cache fills in the course of a level, and contexts that compete for it differ in length.
+              Prompts grow to the session's level as recorded sessions do (`growth`), fast at first.
     computed  the last tokens of a prompt are new; all before them repeat the stream's previous prompt.
               Whether the server still holds those is the simulation's outcome (eviction), not a latent.
               Tasks differ in how much is new (on one server by a third), so that a level of few sessions
@@ -15,7 +13,8 @@ stream sends its next request when the last has been answered and its tools have
 
 Means are latents of the level, the spreads around them are those of 28 task windows and of recorded
 sessions: log-normal. Draws come from generators keyed by (seed, level, session), so that two parameter values
-meet the same sessions.
+meet the same sessions. Seeds come in pairs, 2n - 1 and 2n: where one has large sessions the other has small
+ones (antithetic variates: Hammersley and Morton 1956), and a level of one session is hardly biased.
 """
 
 from __future__ import annotations
@@ -25,10 +24,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from replicast.calibration.growth import grown_share
 from replicast.sim.workload import Segment, Session, Turn
 
-RAMP = 40  # turns until a session's prompt has reached its level
-RAMP_POWER = 0.57  # of 523 recorded sessions
 OUTPUT_SPREAD = 1.2  # sd of log(output of a request)
 COMPUTED_SPREAD = 1.0  # of a request
 COMPUTED_OF_SESSION = 0.3  # task windows of one server and harness: 0.31, 9 degrees of freedom
@@ -62,11 +60,6 @@ class LevelLoad:
     expected_requests: float
 
 
-def grown_share(turn: int) -> float:
-    """What of its growth a session's prompt has at its `turn`."""
-    return float(min(turn / RAMP, 1.0) ** RAMP_POWER)
-
-
 @lru_cache(maxsize=64)  # trials of step times meet the same loads again
 def draw_sessions(load: LevelLoad, seed: int, max_model_len: int) -> tuple[Session, ...]:
     """Sessions enough to keep all streams busy until the deadline."""
@@ -79,12 +72,13 @@ def draw_sessions(load: LevelLoad, seed: int, max_model_len: int) -> tuple[Sessi
 
 def _session(load: LevelLoad, seed: int, index: int, turns_cap: int, max_model_len: int) -> Session:
     key = (_WORKLOAD, load.concurrency, index)
-    rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=key))
-    calls_z, level_z, computed_z = rng.standard_normal(3)
+    rng = np.random.default_rng(np.random.SeedSequence((seed + 1) // 2, spawn_key=key))
+    side = 1.0 if seed % 2 else -1.0
+    calls_z, level_z, computed_z = side * rng.standard_normal(3)
     calls = load.calls_per_session * math.exp(CALLS_SPREAD * float(calls_z) - CALLS_SPREAD**2 / 2)
     # The streams under way at t = 0 do not all start their session then, but their prompts do.
     turns = max(min(round(calls), turns_cap), 1)
-    z = rng.standard_normal((2, turns))
+    z = side * rng.standard_normal((2, turns))
     tools = rng.exponential(load.tool_s, turns) if load.tool_s > 0 else np.zeros(turns)
     outputs = load.output_tokens * np.exp(OUTPUT_SPREAD * z[0] - OUTPUT_SPREAD**2 / 2)
     per_session = COMPUTED_OF_SESSION * float(computed_z) - COMPUTED_OF_SESSION**2 / 2

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from replicast.calibration.counters import collected_sweep
 from replicast.calibration.generate import write_collector_db
+from replicast.calibration.growth import Growth
 from replicast.calibration.harness import ServerModel, observe, run_level, simulated_level
 from replicast.calibration.lengths import Lengths, load_for
 from replicast.calibration.physics import FRONT_END
@@ -50,9 +51,9 @@ def test_a_level_obeys_its_laws() -> None:
 
 def test_of_a_very_long_level_a_part_is_simulated() -> None:
     lengths = Lengths(30_000, 60, 4_000, 500.0, 2.5, "counted")
-    asked = {"computed_tokens": 4_000.0, "first_tokens": 8_000.0, "shared_tokens": 6_000.0}
-    short = load_for(3, 600.0, 720.0, lengths, **asked)
-    long = load_for(3, 600_000.0, 720_000.0, replace(lengths, requests=500_000.0), **asked)
+    growth = Growth(8_000.0, 20_000.0)
+    short = load_for(3, 600.0, 720.0, lengths, growth, 4_000.0, 6_000.0)
+    long = load_for(3, 600_000.0, 720_000.0, replace(lengths, requests=500_000.0), growth, 4_000.0, 6_000.0)
     assert (short.load_s, short.expected_requests) == (600.0, 500.0)
     assert long.expected_requests == 2_000
     assert long.load_s / long.expected_requests == pytest.approx(short.load_s / short.expected_requests)
@@ -64,6 +65,19 @@ def test_same_seed_same_level_other_seed_other_level() -> None:
     first = observe(run_level(LOAD, SERVER, 4), LOAD)
     assert first == observe(run_level(LOAD, SERVER, 4), LOAD)
     assert first != observe(run_level(LOAD, SERVER, 5), LOAD)
+
+
+def test_seeds_come_in_pairs_that_err_on_both_sides() -> None:
+    """Where one seed of a pair has a large session the other has a small one: few hardly bias the mean."""
+    load = replace(LOAD, streams=1, concurrency=1, calls_per_session=1e6, expected_requests=60)
+
+    def mean_prompt(seed: int) -> float:
+        turns = draw_sessions(load, seed, 200_000)[0].turns
+        return float(np.mean([turn.num_prompt_tokens for turn in turns]))
+
+    pairs = [(mean_prompt(seed) + mean_prompt(seed + 1)) / 2 for seed in range(1, 41, 2)]
+    singles = [mean_prompt(seed) for seed in range(1, 41, 2)]
+    assert np.std(pairs) < 0.5 * np.std(singles)
 
 
 def test_a_faster_server_meets_the_same_sessions() -> None:

@@ -1,0 +1,54 @@
+"""How prompts grow is learnt from levels that are cut after few and after many turns."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from replicast.calibration.growth import FIRST, RAMP, Growth, grown_share, learn_growth, mean_share
+
+TURNS = st.floats(1.0, 300.0)
+TOKENS = st.floats(100.0, 200_000.0)
+
+
+@given(TURNS, TOKENS, st.floats(0.0, 300_000.0), TOKENS)
+def test_a_curve_is_scaled_to_the_mean_of_its_level(
+    turns: float, first: float, gained: float, mean: float
+) -> None:
+    curve = Growth(first, gained).scaled(turns, mean)
+    assert curve.mean(turns) == pytest.approx(mean)
+    assert curve.first_tokens <= mean * (1 + 1e-9)
+
+
+@given(TURNS)
+def test_the_mean_share_is_that_of_its_turns(turns: float) -> None:
+    assert 0 <= mean_share(turns) < 1
+    assert mean_share(turns) <= mean_share(turns + 1.0) + 1e-12
+    whole = int(turns)
+    assert mean_share(whole) == pytest.approx(np.mean([grown_share(turn) for turn in range(whole)]))
+
+
+@pytest.mark.parametrize("scale", [0.02, 1.0])
+@pytest.mark.parametrize("truth", [Growth(60_000, 10_000), Growth(25_000, 90_000), Growth(40_000, 60_000)])
+def test_a_curve_is_found_again(truth: Growth, scale: float) -> None:
+    """Prompts with a tenth of noise, the median of many sweeps; short prompts as well as long ones."""
+    rng = np.random.default_rng(5)
+    turns = [3.0, 6.0, 12.0, 25.0, 60.0]
+    found = [
+        learn_growth([(t, scale * truth.mean(t) * (1 + 0.1 * float(rng.standard_normal()))) for t in turns])
+        for _ in range(200)
+    ]
+    first, gained = np.median(found, axis=0) / scale
+    assert first == pytest.approx(truth.first_tokens, rel=0.25)
+    assert first + gained == pytest.approx(truth.first_tokens + truth.gained_tokens, rel=0.2)
+
+
+def test_one_level_gets_the_usual_curve() -> None:
+    found = learn_growth([(RAMP / 2, 40_000.0)])
+    assert found.mean(RAMP / 2) == pytest.approx(40_000, rel=0.05)
+    assert found.first_tokens == pytest.approx(FIRST * 40_000, rel=0.15)
+
+
+def test_prompts_that_shrink_with_turns_do_not_grow() -> None:
+    assert learn_growth([(3.0, 70_000.0), (50.0, 40_000.0), (60.0, 40_000.0)]).gained_tokens == 0
