@@ -124,7 +124,8 @@ def load_for(
     Of a very long level a part is simulated: rates and means are those of the whole.
     """
     part = min(MOST_REQUESTS / lengths.requests, 1.0)
-    load_s, window_s, requests = part * load_s, part * window_s, part * lengths.requests
+    load_s, window_s = part * load_s, part * window_s
+    lengths = replace(lengths, requests=part * lengths.requests)
     idle = max(lengths.streams - lengths.alive, 0.0) * load_s
     shared = min(shared_tokens, 0.5 * lengths.prompt)
     own = growth.scaled(lengths.turns, lengths.prompt - shared)
@@ -136,11 +137,11 @@ def load_for(
         computed_tokens=min(computed_tokens, lengths.prompt - shared),
         first_tokens=own.first_tokens,
         shared_tokens=shared,
-        tool_s=min(idle / requests, 60.0),
+        tool_s=min(idle / lengths.requests, 60.0),
         calls_per_session=CALLS_PER_SESSION,
         load_s=load_s,
         window_s=window_s,
-        expected_requests=max(requests, float(lengths.streams)),
+        expected_requests=max(lengths.requests, float(lengths.streams)),
     )
 
 

@@ -31,9 +31,9 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from replicast.calibration.growth import Growth
 from replicast.calibration.harness import MakeEngine, Observed, ServerModel, observe, run_level
 from replicast.calibration.hybrid import coarser
-from replicast.calibration.growth import Growth
 from replicast.calibration.lengths import (
     SHARED_TOKENS,
     Lengths,

@@ -59,6 +59,12 @@ def test_of_a_very_long_level_a_part_is_simulated() -> None:
     assert long.load_s / long.expected_requests == pytest.approx(short.load_s / short.expected_requests)
     assert long.window_s / long.load_s == pytest.approx(1.2)
     assert long.tool_s == pytest.approx(short.tool_s)
+    # Of its few turns prompts are as long as they were measured.
+    wide = load_for(
+        100, 6_000.0, 7_200.0, replace(lengths, requests=20_000.0, alive=100.0), growth, 4_000.0, 6_000.0
+    )
+    own = Growth(wide.first_tokens, wide.prompt_tokens - wide.shared_tokens - wide.first_tokens)
+    assert wide.shared_tokens + own.mean(20) == pytest.approx(30_000)
 
 
 def test_same_seed_same_level_other_seed_other_level() -> None:
