@@ -291,6 +291,9 @@ def _free_names(cache: Any, requests: list[Request], step: int) -> list[int | No
     found: list[int | None] = [None] * cache.unhashed
     for entry in cache.queue:
         size = entry.table.tree.block_size if hasattr(entry, "table") else cache.block_size
+        if hasattr(entry, "spans"):
+            found += [names[size, _structure(node), block] for _, (node, block) in entry.blocks()]
+            continue
         for block in range(entry.high - 1, entry.low - 1, -1):
             found.append(names[size, _structure(entry.node), block])
     return found

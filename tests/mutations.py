@@ -99,4 +99,28 @@ MUTATIONS = (
         "self._blocked_hits, k - 1)",
         "self._blocked_hits, 0)",
     ),
+    Mutation(
+        "windows: copies of an entry's blocks are not looked for",
+        "hybrid/spans",
+        "if self.later and self._has_later(entry):",
+        "if False:",
+    ),
+    Mutation(
+        "windows: what is half taken and published again is not told apart",
+        "hybrid/spans",
+        "if half_taken is not None and half_taken.meets(node, low, high):",
+        "if False:",
+    ),
+    Mutation(
+        "states: one is dropped a step late",
+        "hybrid/due",
+        "drop_step = drops + lag - base",
+        "drop_step = drops + lag - base + 1",
+    ),
+    Mutation(
+        "rows: of blocks let go of at once, the first place goes first",
+        "hybrid/block_pool",
+        "for row in reversed(rows)]",
+        "for row in rows]",
+    ),
 )

@@ -29,10 +29,12 @@ def test_a_planted_fault_is_caught(
     assert text.count(mutation.old) == 1, "the code changed: plant the fault anew"
     path.write_text(text.replace(mutation.old, mutation.new))
     monkeypatch.syspath_prepend(str(tmp_path))
-    engine = importlib.import_module(f"{name}.engine.macro").MacroEngine
+    is_hybrid = mutation.module.startswith("hybrid")
+    engines = vars(importlib.import_module(f"{name}.engine.{'hybrid.engine' if is_hybrid else 'macro'}"))
+    engine = engines["HybridEngine" if is_hybrid else "MacroEngine"]
     counts: Counter[str] = Counter()
     assert any(
         difference(seed, features, counts, engine) is not None
         for seed in range(MOST_CASES)
-        for features in ("", "tight")
+        for features in (("hybrid",) if is_hybrid else ("", "tight"))
     )

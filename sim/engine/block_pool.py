@@ -167,9 +167,7 @@ class BlockPool:
             node = entry.node
             low = entry.low
             if entry.copy is not None:
-                self.queue.unlink(entry)
-                self.evict_single(entry)
-                num_blocks -= 1
+                num_blocks -= self.evict_from(entry, num_blocks)
                 continue
             if node.later is not None:
                 self.duplicates.evict_one(entry)
@@ -187,7 +185,9 @@ class BlockPool:
             if not node.refs and low == node.first_block:
                 self.tree.prune(node)
 
-    def evict_single(self, entry: Entry) -> None:
-        """A block with an entry of its own was taken: one of several copies."""
+    def evict_from(self, entry: Entry, most: int) -> int:
+        """Up to so many blocks of an entry that is no run of content were taken; how many."""
         assert entry.copy is not None
+        self.queue.unlink(entry)
         self.duplicates.evict(entry.node, entry.low, entry.copy)
+        return 1

@@ -52,6 +52,7 @@ MODULES = (
     "engine.settle",
     "engine.macro",
     "engine.hybrid.block_pool",
+    "engine.hybrid.spans",
     "engine.hybrid.groups.blocks",
     "engine.hybrid.groups.full",
     "engine.hybrid.groups.window",

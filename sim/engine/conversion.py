@@ -31,13 +31,7 @@ def leave_jumps(engine: MacroEngine, now: Tick) -> None:
         if state is engine.prefill:
             request.num_computed_tokens = engine.prefill_computed
         else:
-            outputs = state.num_outputs - 1
-            computed = request.num_prompt_tokens + outputs
-            if state.leave > engine.clock:
-                computed = state.base + engine.clock
-            request.num_computed_tokens = computed
-            known = computed if engine.is_async else computed + 1
-            request.num_output_tokens = known - request.num_prompt_tokens
+            computed = count_decode(engine, state)
             state.num_blocks = cdiv(computed, cache.block_size)
             cache.publish(state, computed - engine.is_async)
             engine.unmark_writer(state)
@@ -52,8 +46,23 @@ def leave_jumps(engine: MacroEngine, now: Tick) -> None:
     engine.last_in_flight = []
 
 
-def can_jump(engine: MacroEngine) -> bool:
-    """Whether the state, row by row, is one that the sums can hold."""
+def count_decode(engine: MacroEngine, state: RequestState) -> int:
+    """Give a request that decodes its own counts; its computed tokens."""
+    request = state.request
+    computed = request.num_prompt_tokens + state.num_outputs - 1
+    if state.leave > engine.clock:
+        computed = state.base + engine.clock
+    request.num_computed_tokens = computed
+    known = computed if engine.is_async else computed + 1
+    request.num_output_tokens = known - request.num_prompt_tokens
+    return computed
+
+
+def can_jump(engine: MacroEngine, only_last: bool = True) -> bool:
+    """Whether the state, row by row, is one that the sums can hold.
+
+    Only the last of `running` may be half-done, or (`only_last` false) any.
+    """
     if not engine.may_jump:
         return False
     in_flight: set[RequestState] = set()
@@ -66,7 +75,7 @@ def can_jump(engine: MacroEngine) -> bool:
     running = engine.scheduler.running
     for state in running:
         if is_half_done(state):
-            if state is not running[-1] or engine.config.long_prefill_token_threshold:
+            if (only_last and state is not running[-1]) or engine.config.long_prefill_token_threshold:
                 return False
         elif engine.is_async and (state not in in_flight or not state.num_output_placeholders):
             return False
@@ -90,7 +99,6 @@ def enter_jumps(engine: MacroEngine) -> None:
     engine.is_jumping = True
     end = engine.in_flight[0][1] if engine.in_flight else None
     engine.in_flight.clear()
-    clock = engine.clock
     for seat, state in enumerate(engine.scheduler.running, engine.next_seat):
         request = state.request
         state.seat = seat
@@ -98,13 +106,18 @@ def enter_jumps(engine: MacroEngine) -> None:
             engine.prefill = state
             engine.prefill_computed = request.num_computed_tokens
             continue
-        sampled = request.num_output_tokens + state.num_output_placeholders
-        left = state.num_outputs - sampled
-        state.leave = leave = clock + left + state.runs_past_eos
-        if leave == clock:
-            engine.last_in_flight.append(state)
-        else:
-            engine.decodes.add(state, request.num_computed_tokens, clock, leave)
-        if request.first_token_tick is None:
-            request.first_token_tick = end
+        sum_up(engine, state, end)
     engine.next_seat += len(engine.scheduler.running)
+
+
+def sum_up(engine: MacroEngine, state: RequestState, end: Tick | None) -> None:
+    """Let a request decode in jumps; what is in flight is over at `end`."""
+    request, clock = state.request, engine.clock
+    sampled = request.num_output_tokens + state.num_output_placeholders
+    state.leave = leave = clock + state.num_outputs - sampled + state.runs_past_eos
+    if leave == clock:
+        engine.last_in_flight.append(state)
+    else:
+        engine.decodes.add(state, request.num_computed_tokens, clock, leave)
+    if request.first_token_tick is None:
+        request.first_token_tick = end

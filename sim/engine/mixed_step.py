@@ -11,6 +11,7 @@ from __future__ import annotations
 from replicast.sim.engine.jump_effects import NEVER
 from replicast.sim.engine.jumps import Jumps
 from replicast.sim.engine.request_state import RequestState
+from replicast.sim.request import Request
 from replicast.sim.ticks import Tick
 
 
@@ -130,17 +131,22 @@ class MixedSteps(Jumps):
             use_watermark=bool(scheduler.running),
         ):
             return done, 0
-        if not self.is_25:
-            scheduler.count_look_up(request, done)
-        scheduler.take_seat(done)
-        state.seat = self.next_seat
-        self.next_seat += 1
-        if request.scheduled_tick is None:
-            request.scheduled_tick = now
+        self._take_seat(request, done, now)
         if done + new < num_tokens:
             self.prefill = state
             self.prefill_computed = done + new
         return done, new
+
+    def _take_seat(self, request: Request, num_hit_tokens: int, now: Tick) -> None:
+        """The head of `waiting` is admitted."""
+        scheduler = self.scheduler
+        if not self.is_25:
+            scheduler.count_look_up(request, num_hit_tokens)
+        state = scheduler.take_seat(num_hit_tokens)
+        state.seat = self.next_seat
+        self.next_seat += 1
+        if request.scheduled_tick is None:
+            request.scheduled_tick = now
 
     def _start_decoding(self, state: RequestState, after: int, end: Tick) -> None:
         """The step before step `after`, over at `end`, gives `state` a token; from then on it decodes."""

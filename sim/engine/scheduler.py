@@ -274,7 +274,7 @@ class Scheduler:
             return False
         return step.has_running_rows or (num_hit_tokens > 0 and not self.is_25)
 
-    def take_seat(self, num_hit_tokens: int) -> None:
+    def take_seat(self, num_hit_tokens: int) -> RequestState:
         """The head of `waiting` goes to the end of `running`."""
         state = self.waiting.take()
         self.running.append(state)
@@ -285,6 +285,7 @@ class Scheduler:
             request.resumed_hit_tokens.append(num_hit_tokens)
         request.status = RUNNING
         request.num_computed_tokens = num_hit_tokens
+        return state
 
     def count_look_up(self, request: Request, num_hit_tokens: int, times: int = 1) -> None:
         """0.33 counts a look-up at admission, 0.25 each time the head is tried."""

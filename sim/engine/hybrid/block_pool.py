@@ -35,16 +35,27 @@ class Table:
     those published `later`, in that order.
     """
 
-    __slots__ = ("first", "later", "num_groups", "tree")
+    __slots__ = ("first", "later", "num_groups", "pool", "tree")
 
-    def __init__(self, tree: ContentTree, num_groups: int) -> None:
+    def __init__(self, tree: ContentTree, num_groups: int, pool: GroupPool) -> None:
         self.tree = tree
         self.num_groups = num_groups
+        self.pool = pool
         self.first: dict[Key, list[Block | None]] = {}
         self.later: dict[Key, list[Block]] = {}
 
 
-class Block(Entry):
+class GroupEntry(Entry):
+    """Something in the free queue that is no run of content."""
+
+    __slots__ = ()
+
+    def evict(self, most: int) -> int:
+        """Up to so many blocks of it were taken from the head of the queue; how many."""
+        raise NotImplementedError
+
+
+class Block(GroupEntry):
     """A cached block of a window or a state; in the free queue while it has no `holders`."""
 
     __slots__ = ("group", "holders", "key", "table")
@@ -58,6 +69,30 @@ class Block(Entry):
         self.table = table
         self.group = group
         self.holders = 1
+
+    def evict(self, most: int) -> int:
+        prev, after = self.prev, self.next
+        prev.next = after
+        after.prev = prev
+        table, key, group = self.table, self.key, self.group
+        row = table.first.get(key)
+        later = table.later.get(key) if table.later else None
+        if later is not None:
+            if row is None or row[group] is not self:
+                later.remove(self)
+            else:
+                _succeed(row, group, later)
+            if not later:
+                del table.later[key]
+        elif row is not None:
+            row[group] = None
+        if row is not None and row[group] is None and row.count(None) == table.num_groups:
+            del table.first[key]
+        node = key[0]
+        node.refs -= 1
+        if not node.refs:
+            table.tree.prune(node)
+        return 1
 
 
 def cached_row(tables: Sequence[Table], key: Key) -> list[Block] | None:
@@ -92,28 +127,8 @@ class GroupPool(KVCache):
         key[0].refs += table.num_groups  # the node stays as long as something is cached of it
         return blocks
 
-    def evict_single(self, entry: Entry) -> None:
-        if not isinstance(entry, Block):
-            super().evict_single(entry)
-            return
-        table, key, group = entry.table, entry.key, entry.group
-        row = table.first[key]
-        later = table.later.get(key) if table.later else None
-        if later is None:
-            row[group] = None
-        else:
-            if row[group] is entry:
-                _succeed(row, group, later)
-            else:
-                later.remove(entry)
-            if not later:
-                del table.later[key]
-        if row[group] is None and row.count(None) == table.num_groups:
-            del table.first[key]
-        node = key[0]
-        node.refs -= 1
-        if not node.refs:
-            table.tree.prune(node)
+    def evict_from(self, entry: Entry, most: int) -> int:
+        return entry.evict(most) if isinstance(entry, GroupEntry) else super().evict_from(entry, most)
 
     def hold_row(self, blocks: Sequence[Block]) -> None:
         """Hold cached blocks, so that they cannot be taken."""

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from replicast.sim.engine.conversion import is_half_done
+from replicast.sim.engine.conversion import count_decode, is_half_done, sum_up
 from replicast.sim.engine.decodes import Decodes
 from replicast.sim.engine.hybrid.state import HybridState
-from replicast.sim.engine.request_state import RequestState, ScheduledRow, SchedulerOutput
-from replicast.sim.request import RequestStatus
+from replicast.sim.engine.request_state import ScheduledRow, SchedulerOutput
 from replicast.sim.ticks import Tick
 
 if TYPE_CHECKING:
@@ -31,12 +30,7 @@ def leave_jumps(engine: PoolEffects, now: Tick) -> None:
         if half_done:
             request.num_computed_tokens = state.computed
         else:
-            computed = request.num_prompt_tokens + state.num_outputs - 1
-            if state.leave > clock:
-                computed = state.base + clock
-            request.num_computed_tokens = computed
-            known = computed if engine.is_async else computed + 1
-            request.num_output_tokens = known - request.num_prompt_tokens
+            count_decode(engine, state)
         state.is_prefill_chunk = half_done
         in_flight = engine.tokens_in_flight(state, clock, 0 if half_done else 1)
         state.num_in_flight_tokens = in_flight
@@ -49,26 +43,6 @@ def leave_jumps(engine: PoolEffects, now: Tick) -> None:
     engine.due.clear()
     engine.prefills.clear()
     engine.last_in_flight = []
-
-
-def can_jump(engine: PoolEffects) -> bool:
-    """Whether the state, row by row, is one that the sums can hold."""
-    if not engine.may_jump:
-        return False
-    in_flight: set[RequestState] = set()
-    for output, _ in engine.in_flight:
-        for row in output.rows:
-            state = row.state
-            if state.request.status != RequestStatus.RUNNING or state.num_stale_output_tokens:
-                return False
-            in_flight.add(state)
-    for state in engine.scheduler.running:
-        if is_half_done(state):
-            if engine.config.long_prefill_token_threshold:
-                return False
-        elif engine.is_async and (state not in in_flight or not state.num_output_placeholders):
-            return False
-    return True
 
 
 def enter_jumps(engine: PoolEffects) -> None:
@@ -88,14 +62,7 @@ def enter_jumps(engine: PoolEffects) -> None:
             state.computed = request.num_computed_tokens
             engine.prefills.append(state)
             continue
-        sampled = request.num_output_tokens + state.num_output_placeholders
-        left = state.num_outputs - sampled
-        state.leave = leave = clock + left + state.runs_past_eos
-        if leave == clock:
-            engine.last_in_flight.append(state)
-        else:
-            engine.decodes.add(state, request.num_computed_tokens, clock, leave)
+        sum_up(engine, state, end)
+        if state.leave > clock:
             engine.due.put(state, clock)
-        if request.first_token_tick is None:
-            request.first_token_tick = end
     engine.next_seat += len(engine.scheduler.running)

@@ -285,13 +285,7 @@ class HybridEngine(PoolEffects):
             use_watermark=bool(scheduler.running),
         ):
             return done, 0
-        if not self.is_25:
-            scheduler.count_look_up(request, done)
-        scheduler.take_seat(done)
-        state.seat = self.next_seat
-        self.next_seat += 1
-        if request.scheduled_tick is None:
-            request.scheduled_tick = now
+        self._take_seat(request, done, now)
         state.target = num_tokens
         state.computed = done + new
         state.last_clock = self.clock

@@ -27,6 +27,7 @@ from replicast.sim.engine.hybrid.groups.full import CacheSettings, Found, FullGr
 from replicast.sim.engine.hybrid.groups.lookup import Hit, PrefixLookup
 from replicast.sim.engine.hybrid.groups.mamba import AlignedStateGroups, StateGroups
 from replicast.sim.engine.hybrid.groups.window import WindowGroups
+from replicast.sim.engine.hybrid.spans import SpanTable
 from replicast.sim.engine.hybrid.state import HybridState
 from replicast.sim.engine.kv_cache import cdiv
 from replicast.sim.hybrid import in_flight_tokens
@@ -70,7 +71,8 @@ class HybridCache(GroupPool):
                 self._num_before_run = len(self.units)
                 continue
             tree = sizes.index(group.block_size)
-            table = Table(self._trees[tree], len(list(alike)))
+            make_table = SpanTable if group.kind == "sliding_window" else Table
+            table = make_table(self._trees[tree], len(list(alike)), self)
             self.units.append(_make(Parts(group, tree, table, self, settings)))
         self._lookup = PrefixLookup(self.units, self._is_25, self._has_run)
         self._no_hit = Hit([Found(0, []) for _ in self.units], 0, 0)
@@ -233,7 +235,7 @@ class HybridCache(GroupPool):
             self.touch(held, hit.index, num_hit // self.block_size)
             held.num_blocks = held.num_published
         for index in range(len(units)):
-            held.groups.append(units[index].adopt(found[index], num_hit))
+            held.groups.append(units[index].adopt(held, found[index], num_hit))
         held.next_publish = num_hit if self.enable_caching else NEVER
         held.room = 0
         self._grow(held, total, num_tokens)

@@ -8,7 +8,8 @@ same calls in the same order as step by step.
 from __future__ import annotations
 
 from replicast.sim.config import EngineConfig
-from replicast.sim.engine.hybrid.conversion import can_jump, enter_jumps, leave_jumps
+from replicast.sim.engine.conversion import can_jump
+from replicast.sim.engine.hybrid.conversion import enter_jumps, leave_jumps
 from replicast.sim.engine.hybrid.due import DueDecodes
 from replicast.sim.engine.hybrid.scheduler import HybridScheduler
 from replicast.sim.engine.hybrid.state import HybridState
@@ -43,7 +44,7 @@ class PoolEffects(MacroEngine):
     # Between jumps and single steps
 
     def _can_jump(self) -> bool:
-        return can_jump(self)
+        return can_jump(self, only_last=False)
 
     def _enter_jumps(self) -> None:
         enter_jumps(self)

@@ -106,9 +106,8 @@ class PlaceBlocks(GroupBlocks):
             return
         self.num_published = end
         path, cached = held.paths[unit.tree], self.cached
-        for place in unit.reachable(first, end, held):
-            if place >= dropped:
-                cached[place] = unit.pool.publish_row(key_of(path, place), unit.table)
+        for place in range(max(first, dropped), end):
+            cached[place] = unit.pool.publish_row(key_of(path, place), unit.table)
 
     def free(self) -> None:
         self._let_go(self.num_places)

@@ -56,6 +56,10 @@ class Found:
         """Places up to the end of the hit."""
         return self.start + len(self.rows)
 
+    def part(self, first: int, count: int) -> Found:
+        """What of it is `count` groups from `first` on."""
+        return Found(self.start, [row[first : first + count] for row in self.rows])
+
 
 class FullGroups:
     """Equal groups of full attention, and the base of the others."""
@@ -93,11 +97,7 @@ class FullGroups:
         """Tokens that must be processed before more than `num_dropped` places can be dropped."""
         return NEVER
 
-    def reachable(self, first: int, end: int, held: HybridState) -> Sequence[int]:
-        """The places in this range that a look-up can need; others are never published."""
-        return range(first, end)
-
-    def adopt(self, found: Found, num_hit_tokens: int) -> GroupBlocks:
+    def adopt(self, held: HybridState, found: Found, num_hit_tokens: int) -> GroupBlocks:
         """Hold the hits of a request that is admitted: its first blocks."""
         if not num_hit_tokens:
             return PlaceBlocks(self, 0, [])

@@ -93,6 +93,6 @@ class PrefixLookup:
                 del known.rows[hit // kind.first.block_size :]
             start = 0
             for at, unit in kind.units:
-                by_unit[at] = Found(known.start, [row[start : start + unit.count] for row in known.rows])
+                by_unit[at] = known.part(start, unit.count)
                 start += unit.count
         return [by_unit[at] for at in range(self._num_units)]

@@ -68,7 +68,7 @@ class AlignedStateGroups(StateGroups):
                     return Found(place, [row])
         return Found(0, [])
 
-    def adopt(self, found: Found, num_hit_tokens: int) -> GroupBlocks:
+    def adopt(self, held: HybridState, found: Found, num_hit_tokens: int) -> GroupBlocks:
         return StateBlocks(self, found if num_hit_tokens else None)
 
     def is_refused(self, found: Found) -> bool:
