@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
+import numpy as np
 from replicast.calibration.accuracy_shares import share_lines
 from replicast.calibration.calibrate import learned_from
 from replicast.calibration.fit import fit
@@ -31,6 +32,7 @@ from replicast.calibration.uncertainty import uncertainty
 from replicast.calibration.validate import KV_FREE, LABELS, Row, leave_one_out, predicted_rows, summarise
 
 LOW_LEVELS = (1, 2, 5, 10)
+RESAMPLES = 500  # also the seed
 TITLES: dict[Load, str] = {
     "given": "load given",
     "lengths": "load given but for the requests alive at a time",
@@ -86,20 +88,43 @@ def evaluate_all(
     return results
 
 
-def table(rows: Sequence[Row], load: str, names: Sequence[str] = SHOWN) -> list[str]:
-    """Markdown lines: all levels, those with KV free, those without, and the rival."""
-    free = [row for row in rows if row.kv_peak is None or row.kv_peak <= KV_FREE]
-    full = [row for row in rows if row.kv_peak is not None and row.kv_peak > KV_FREE]
+def table(sweeps: Sequence[Sequence[Row]], load: str, names: Sequence[str] = SHOWN) -> list[str]:
+    """Markdown lines: all levels, those with KV free, those without, how sure that is, and the rival."""
+    rows = [row for sweep in sweeps for row in sweep]
+    free, full = [row for row in rows if _is_free(row)], [row for row in rows if not _is_free(row)]
     head = "| levels | " + " | ".join(LABELS[name] for name in names) + " |"
     lines = [head, "|---" * (len(names) + 1) + "|"]
     for title, part in (("all", rows), (f"KV peak <= {KV_FREE}", free), (f"KV peak > {KV_FREE}", full)):
         lines.append(_line(f"{title} ({_levels(part, load)})", part, load, names, _error))
+    only_free = [list(filter(_is_free, sweep)) for sweep in sweeps]
+    for title, kept in (("all", sweeps), (f"KV peak <= {KV_FREE}", only_free)):
+        lines.append(f"| 90 % interval of the median, {title} | {_resampled(kept, load, names)} |")
     lines.append(_line("interpolation in log c, all", rows, load, names, _rival))
     lines.append(_line("a perfect model, all", rows, load, names, _perfect))
     lines.append(_line(f"a perfect model, KV peak <= {KV_FREE}", free, load, names, _perfect))
     lines.append(_line("signed median, all", rows, load, names, _signed))
     lines.append(_line("inside the 90 % interval", rows, load, names, _coverage))
     return lines
+
+
+def _is_free(row: Row) -> bool:
+    return row.kv_peak is None or row.kv_peak <= KV_FREE
+
+
+def _resampled(sweeps: Sequence[Sequence[Row]], load: str, names: Sequence[str]) -> str:
+    """Cells: medians over sweeps drawn with replacement (levels of a sweep err together)."""
+    rng = np.random.default_rng(RESAMPLES)
+    drawn = rng.integers(len(sweeps), size=(RESAMPLES, len(sweeps)))
+    cells = []
+    for name in names:
+        errors = [
+            [abs(r.error) for r in sweep if (r.load, r.metric) == (load, name) and r.error is not None]
+            for sweep in sweeps
+        ]
+        some = [found for draw in drawn if (found := [error for at in draw for error in errors[at]])]
+        ends = 100 * np.quantile([statistics.median(found) for found in some], [0.05, 0.95]) if some else None
+        cells.append("-" if ends is None else f"{ends[0]:.1f}-{ends[1]:.1f}")
+    return " | ".join(cells)
 
 
 def _line(
@@ -169,19 +194,18 @@ def per_sweep(results: Sequence[SweepResult], load: str) -> list[str]:
 
 def sweep_section(results: Sequence[SweepResult]) -> list[str]:
     """The tables of the sweeps."""
-    loo = [row for result in results for row in result.loo]
-    low = [row for result in results for row in result.low]
+    loo, low = [result.loo for result in results], [result.low for result in results if result.low]
     lines = [
         "## Concurrency sweeps",
         "",
         "Medians of absolute errors in percent, 75th percentile in brackets.",
         "",
     ]
-    for title, rows in (("Leave one level out", loo), ("Levels 1, 2, 5, 10 predict the others", low)):
+    for title, sweeps in (("Leave one level out", loo), ("Levels 1, 2, 5, 10 predict the others", low)):
         for load, what in TITLES.items():
-            if any(row.load == load for row in rows):
-                lines += [f"### {title}, {what}", "", *table(rows, load), ""]
-    lines += share_lines([result.loo for result in results], TITLES, SHOWN)
+            if any(row.load == load for sweep in sweeps for row in sweep):
+                lines += [f"### {title}, {what}", "", *table(sweeps, load), ""]
+    lines += share_lines(loo, TITLES, SHOWN)
     lines += ["### Each sweep, leave one level out, load given", "", *per_sweep(results, "given"), ""]
     return lines
 

@@ -29,6 +29,22 @@ def test_a_perfect_model_misses_what_the_draw_makes() -> None:
     assert cells[0] == pytest.approx(cells[1], rel=0.06)
 
 
+def test_few_sweeps_leave_the_median_unsure() -> None:
+    def ends(sweeps: int) -> tuple[float, float]:
+        """Of sweeps whose four levels err alike."""
+        errors = [1 + 0.02 * (1 + at % 8) for at in range(sweeps)]
+        results = [SweepResult(str(at), 4 * (row(1.0, s, 1.0),), (), 0.0, 0) for at, s in enumerate(errors)]
+        lines = sweep_section(results)
+        told = next(line for line in lines if line.startswith("| 90 % interval of the median, all"))
+        low, high = told.split("|")[4].split("-")
+        return float(low), float(high)
+
+    few, many = ends(8), ends(64)
+    for low, high in (few, many):
+        assert low <= 9.0 <= high
+    assert many[1] - many[0] < 0.7 * (few[1] - few[0])
+
+
 def test_the_best_share_is_where_truth_lies() -> None:
     between = [row(float(np.exp(0.7 * np.log(s) + 0.3 * np.log(r))), s, r) for s, r in ((1, 2), (3, 2.5))]
     assert best_share(between) == pytest.approx(0.3)
