@@ -54,9 +54,9 @@ class Learned:
     front_end: FrontEnd
 
     @property
-    def growth(self) -> Growth:
-        """How prompts grow, by the fitted levels."""
-        return growth_of([level.lengths for level in self.levels])
+    def growth(self) -> Growth | None:
+        """How prompts grow, by the fitted levels, where there are any."""
+        return growth_of([level.lengths for level in self.levels]) if self.levels else None
 
     def residuals(self) -> list[Residuals]:
         """What the simulation misses at each fitted level."""

@@ -277,8 +277,7 @@ def model_for(
         if others is None:
             return None
         own = others if load == "concurrency" else replace(own, alive=others.alive)
-    growth = learned.growth if learned.levels else None
-    return LevelModel(level, facts, learned.centre, engines, own, learned.front_end, growth)
+    return LevelModel(level, facts, learned.centre, engines, own, learned.front_end, learned.growth)
 
 
 def leave_one_out(
