@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from replicast.sim.request_status import RequestStatus
 from replicast.sim.ticks import Tick
 from replicast.sim.workload import Content
 
 __all__ = ["Request", "RequestStatus"]
+
+_WAITING: Final = RequestStatus.WAITING  # members of an enumeration are slow to look up
 
 
 class Request:
@@ -66,7 +70,7 @@ class Request:
         self.stops_at_eos = stops_at_eos
         self.priority = priority
         self.arrival_tick = arrival_tick
-        self.status = RequestStatus.WAITING
+        self.status = _WAITING
         self.num_computed_tokens = 0
         self.num_output_tokens = 0
         self.num_cached_tokens: int | None = None

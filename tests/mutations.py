@@ -66,8 +66,8 @@ MUTATIONS = (
     Mutation(
         "cut: an arrival enters one boundary late",
         "step_run",
-        "return root if root * (slope * root + p) >= 2 * elapsed else root + 1",
-        "return root + 1",
+        "    return i\n",
+        "    return i + 1\n",
     ),
     Mutation(
         "asynchronous: a seat is free as soon as the last token is in flight",

@@ -84,13 +84,10 @@ class BlockPool:
                     self.num_free -= end - low
                     entry.low = end
                     break
-            holds = node.holds
-            holds[end] = holds.get(end, 0) + 1
-            held_end = node.held_end
-            if end > held_end:
-                node.held_end = end
+            was_held = node.held_end >= 0
+            node.hold(end)
             parent = node.parent
-            if held_end >= 0 or parent is None:
+            if was_held or parent is None:
                 return
             end = node.first_block
             node = parent
@@ -109,32 +106,16 @@ class BlockPool:
 
     def drop_hold(self, node: Node, end: int) -> int:
         """One holder less in `node` itself; from which block up to `end` nobody holds it now."""
-        holds = node.holds
-        count = holds[end] - 1
-        if count:
-            holds[end] = count
-            return end
-        del holds[end]
-        if end < node.held_end:
-            return end
-        if not holds:
-            node.held_end = -1
+        node.drop(end)
+        held_end = node.held_end
+        if held_end < 0:
             return node.first_block
-        low = node.held_end = max(holds)
-        return low
+        return held_end if held_end < end else end
 
     def move_hold(self, old: Node | None, node: Node, start: int, end: int) -> None:
         """A holder that stood at `start` of `old` now reaches up to `end` of `node`, further down."""
         if old is node:
-            holds = node.holds
-            count = holds[start] - 1
-            if count:
-                holds[start] = count
-            else:
-                del holds[start]
-            holds[end] = holds.get(end, 0) + 1
-            if end > node.held_end:
-                node.held_end = end
+            node.move(start, end)
             return
         self.hold(node, end)
         if old is not None:
@@ -179,7 +160,7 @@ class BlockPool:
                 return
             after = end.next = entry.next
             after.prev = end
-            del node.idle[0]
+            node.idle.pop(0)
             node.cached_end = low
             num_blocks -= size
             if not node.refs and low == node.first_block:

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 # Named below `replicast.sim`; of one another they import the compiled ones.
 MODULES = (
     "request",
+    "engine.stats",
+    "engine.interface",
     "engine.free_queue",
     "engine.duplicates",
     "engine.content_tree",
@@ -81,19 +83,37 @@ MODULES = (
     "fleet.clients",
     "fleet.assembly",
 )
-# Left in Python, and yet importing the compiled ones: subclasses of built-in types, protocols, what is rare.
-INTERPRETED = ("engine.request_queue", "engine.interface", "engine.factory", "fleet.lifecycle")
+# Left in Python, and yet importing the compiled ones: subclasses of built-in types, what is rare.
+INTERPRETED = ("engine.request_queue", "engine.factory", "fleet.lifecycle")
 SOURCES = MODULES + INTERPRETED
 FLAGS = ["--ignore-missing-imports", "--follow-imports=silent"]
 ROOT = "replicast.sim"
 SCRATCH = "unfinished_replicast_sim_"
 SIM = Path(__file__).resolve().parents[1]
 
+# mypyc multiplies as machine words what is below 2**30, and all else as objects. Ticks are larger.
+MULTIPLY = """
+#if __has_include("CPy.h")
+#include "CPy.h"
+
+static inline CPyTagged multiply_words(CPyTagged left, CPyTagged right) {
+    Py_ssize_t product;
+    if (CPyTagged_CheckShort(left) && CPyTagged_CheckShort(right)
+        && !__builtin_mul_overflow((Py_ssize_t)left, CPyTagged_ShortAsSsize_t(right), &product))
+        return (CPyTagged)product;
+    return CPyTagged_Multiply_(left, right);
+}
+#define CPyTagged_Multiply multiply_words
+#endif
+"""
+
 SETUP = """
 from mypyc.build import mypycify
 from setuptools import setup
 
-setup(name={name!r}, ext_modules=mypycify({arguments!r}, opt_level="3"), packages=[])
+extensions = mypycify({arguments!r}, opt_level="3")
+extensions[0].extra_compile_args += ["-include", "multiply.h"]  # one list for all of them
+setup(name={name!r}, ext_modules=extensions, packages=[])
 """
 
 
@@ -200,6 +220,7 @@ def compile_in(scratch: Path, name: str) -> Path:
     copy_sources(work, name)
     arguments = [f"{name}/{file_of(module)}" for module in MODULES] + FLAGS
     (work / "setup.py").write_text(SETUP.format(name=name, arguments=arguments))
+    (work / "multiply.h").write_text(MULTIPLY)
     types = scratch / "types"  # of `sim` alone: the package's root names all of the project
     (types / "replicast").mkdir(parents=True)
     (types / "replicast" / "__init__.py").touch()

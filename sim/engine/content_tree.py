@@ -26,7 +26,7 @@ from replicast.sim.workload import Segment
 if TYPE_CHECKING:
     from replicast.sim.engine.duplicates import Copy
 
-Key = tuple["Node", int, int, int]  # parent, start token, stream, offset
+Key = tuple[object, ...]  # parent, start token, stream, offset; compiled, of any length means built once
 
 
 class Node:
@@ -37,12 +37,13 @@ class Node:
         "copies",
         "first_block",
         "held_end",
-        "holds",
         "idle",
         "key",
         "later",
+        "num_holders",
         "parent",
         "refs",
+        "shorter",
         "writer",
     )
 
@@ -52,12 +53,54 @@ class Node:
         self.first_block = first_block
         self.refs = 0  # children, and live paths that end here
         self.cached_end = first_block  # blocks first_block … cached_end are cached
-        self.held_end = -1  # the largest key of `holds`, -1 if nobody holds
-        self.holds: dict[int, int] = {}  # end block -> holders that reach up to it
+        self.held_end = -1  # how far any holder reaches, -1 if nobody holds
+        self.num_holders = 0  # that reach so far
+        self.shorter: dict[int, int] | None = None  # end block -> holders that reach up to it, less far
         self.idle: list[Entry] = []  # cached, held by nobody: highest blocks first
         self.copies: dict[int, list[Copy]] | None = None  # blocks with several copies, some being made
         self.later: dict[int, list[Copy]] | None = None  # idle copies of others, but for the first
         self.writer: object | None = None  # the decode that will publish here
+
+    def hold(self, end: int) -> None:
+        """One more holder, up to block `end`."""
+        held_end = self.held_end
+        if end == held_end:
+            self.num_holders += 1
+        elif end < held_end:
+            self._hold_shorter(end, 1)
+        else:
+            if held_end >= 0:
+                self._hold_shorter(held_end, self.num_holders)
+            self.held_end, self.num_holders = end, 1
+
+    def _hold_shorter(self, end: int, number: int) -> None:
+        if self.shorter is None:
+            self.shorter = {}
+        self.shorter[end] = self.shorter.get(end, 0) + number
+
+    def drop(self, end: int) -> None:
+        """One holder less of those that reach up to block `end`."""
+        shorter = self.shorter
+        if end < self.held_end:
+            assert shorter is not None
+            shorter[end] -= 1
+            if not shorter[end]:
+                del shorter[end]
+            return
+        self.num_holders -= 1
+        if not self.num_holders:
+            self.held_end = -1
+            if shorter:
+                self.held_end = max(shorter)
+                self.num_holders = shorter.pop(self.held_end)
+
+    def move(self, start: int, end: int) -> None:
+        """A holder that reached up to block `start` now reaches up to `end`, further down."""
+        if start == self.held_end and self.num_holders == 1:
+            self.held_end = end
+        else:
+            self.drop(start)
+            self.hold(end)
 
 
 class ContentTree:
@@ -86,8 +129,9 @@ class ContentTree:
             if length <= 0:
                 continue
             if stream != now or offset != due:
-                ends.append(position // block_size)
-                key = (node, position, stream, offset)
+                if nodes:
+                    ends.append(position // block_size)
+                key: Key = (node, position, stream, offset)
                 child = table.get(key)
                 if child is None:
                     child = table[key] = Node(node, position // block_size, key)
@@ -99,7 +143,7 @@ class ContentTree:
             position += length
         ends.append(position // block_size)
         node.refs += 1
-        return nodes, ends[1:]
+        return nodes, ends
 
     def leave(self, nodes: list[Node]) -> None:
         """A live path ends no longer here."""

@@ -57,7 +57,7 @@ class Decodes:
         at = clock % block_size
         if k == 1:
             return self.residues[at]
-        if k < block_size:
-            return sum(self.residues[at : at + k])
-        rounds, rest = divmod(k, block_size)
-        return rounds * self.count + sum(self.residues[at : at + rest])
+        blocks = k // block_size * self.count
+        for i in range(at, at + k % block_size):
+            blocks += self.residues[i]
+        return blocks

@@ -95,6 +95,7 @@ class Duplicates:
 
     def evict(self, node: Node, block: int, copy: Copy) -> None:
         """An idle copy was taken from the head of the queue."""
+        copy.entry = None
         copies = node.copies.get(block) if node.copies is not None else None
         if copies is None:
             assert node.later is not None

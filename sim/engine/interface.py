@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from replicast.sim.engine.stats import EngineStats
 from replicast.sim.request import Request
 from replicast.sim.ticks import Tick
+
+if TYPE_CHECKING:  # by the package: that of compiled engines is another
+    from replicast.sim.engine import EngineStats
 
 
 class Engine(Protocol):

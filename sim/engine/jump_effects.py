@@ -7,22 +7,26 @@ the order in which they were admitted, for that order decides the free queue.
 
 from __future__ import annotations
 
+from typing import Final
+
 from replicast.sim.config import EngineConfig
-from replicast.sim.engine import EngineStats
 from replicast.sim.engine.decodes import Decodes
 from replicast.sim.engine.request_state import RequestState
 from replicast.sim.engine.scheduler import LENGTH_CAPPED, STOPPED, Scheduler
+from replicast.sim.engine.stats import EngineStats
 from replicast.sim.engine.step_run import StepRun
 from replicast.sim.engine.step_time import StepTime
 from replicast.sim.request import Request
 from replicast.sim.ticks import Tick
 
-NO_RUN = StepRun(1, 0)
-NEVER = -1
+NO_RUN: Final = StepRun(1, 0)
+NEVER: Final = -1
 
 
 class JumpEffects:
     """The state of an engine while it jumps, and how a jump changes it."""
+
+    next_tick: Tick | None = None  # when the next step is planned
 
     def __init__(self, config: EngineConfig, step_time: StepTime) -> None:
         self.config = config
@@ -57,7 +61,6 @@ class JumpEffects:
         self.next_seat = 0
         self.has_rival_writers = False  # two decodes publish the same content
 
-        self.next_tick: Tick | None = None  # when the next step is planned
         self._k = 0  # steps of the jump under way, not yet applied
         self._run = NO_RUN
         self._start: Tick = 0  # when its first step starts on the GPU
@@ -138,15 +141,17 @@ class JumpEffects:
             return
         self._take_blocks(1)
         computed = decodes.base_sum + (clock + 1) * count
-        duration = max(
-            self.memory_fixed + self.memory_per_kv_token * computed + self.memory_per_seq * count,
-            self.compute_fixed + self.compute_per_token * count + self.compute_per_pair * computed,
-            1,
-        )
+        duration = self._step_ticks(count, count, computed, computed)
         self.gpu_free += duration
         self.clock = clock + 1
         self.num_jumped_steps += 1
         self._count(1, count, duration)
+
+    def _step_ticks(self, tokens: int, rows: int, kv_tokens: int, pairs: int) -> Tick:
+        """`StepTime.of` one step."""
+        memory = self.memory_fixed + self.memory_per_kv_token * kv_tokens + self.memory_per_seq * rows
+        compute = self.compute_fixed + self.compute_per_token * tokens + self.compute_per_pair * pairs
+        return max(max(memory, compute), 1)
 
     def _take_blocks(self, k: int) -> None:
         """What the decodes take in the `k` steps from `clock` on."""

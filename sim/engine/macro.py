@@ -13,6 +13,7 @@ from collections import deque
 
 from replicast.sim.config import EngineConfig
 from replicast.sim.engine.conversion import can_jump, enter_jumps, leave_jumps
+from replicast.sim.engine.interface import Engine
 from replicast.sim.engine.mixed_step import MixedSteps
 from replicast.sim.engine.request_state import RequestState, SchedulerOutput
 from replicast.sim.engine.scheduler import RUNNING
@@ -22,7 +23,7 @@ from replicast.sim.request import Request, RequestStatus
 from replicast.sim.ticks import TICKS_PER_MS, Tick
 
 
-class MacroEngine(MixedSteps):
+class MacroEngine(MixedSteps, Engine):  # type: ignore[misc, unused-ignore]  # compiled: its own `EngineStats`
     """`Engine` by jumps."""
 
     def __init__(self, config: EngineConfig, step_time: StepTime) -> None:

@@ -88,11 +88,7 @@ class MixedSteps(Jumps):
                 started.append(state)
         if rows == count:
             return self._plan_decodes(now, taken, head)
-        duration = max(
-            self.memory_fixed + self.memory_per_kv_token * kv_tokens + self.memory_per_seq * rows,
-            self.compute_fixed + self.compute_per_token * tokens + self.compute_per_pair * pairs,
-            1,
-        )
+        duration = self._step_ticks(tokens, rows, kv_tokens, pairs)
         gpu_free = self.gpu_free
         start = now if now > gpu_free else gpu_free
         self.gpu_free = end = start + duration

@@ -20,21 +20,13 @@ if TYPE_CHECKING:
 class FCFSQueue(deque["RequestState"]):
     """`waiting`, first come, first served; a preempted request goes to the front."""
 
-    def add(self, state: RequestState) -> None:
-        """Take in a new request."""
-        self.append(state)
-
-    def prepend(self, state: RequestState) -> None:
-        """Take back a preempted request."""
-        self.appendleft(state)
+    add = deque.append
+    prepend = deque.appendleft
+    take = deque.popleft
 
     def peek(self) -> RequestState:
         """The head."""
         return self[0]
-
-    def take(self) -> RequestState:
-        """Remove the head."""
-        return self.popleft()
 
     def would_lead(self, request: Request) -> bool:
         """Whether `request` would be the head if it came now."""

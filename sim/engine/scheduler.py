@@ -19,18 +19,21 @@ step late with async scheduling: each sampling step in flight leaves a *placehol
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from replicast.sim.config import EngineConfig
-from replicast.sim.engine import EngineStats
 from replicast.sim.engine.kv_cache import KVCache
 from replicast.sim.engine.request_queue import waiting_queue
 from replicast.sim.engine.request_state import RequestState, ScheduledRow, SchedulerOutput
+from replicast.sim.engine.stats import EngineStats
 from replicast.sim.request import Request, RequestStatus
 from replicast.sim.workload import Content, Segment
 
 # Members of an enumeration are slow to look up.
-WAITING, RUNNING = RequestStatus.WAITING, RequestStatus.RUNNING
-STOPPED, LENGTH_CAPPED = RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED
+WAITING: Final = RequestStatus.WAITING
+RUNNING: Final = RequestStatus.RUNNING
+STOPPED: Final = RequestStatus.FINISHED_STOPPED
+LENGTH_CAPPED: Final = RequestStatus.FINISHED_LENGTH_CAPPED
 
 
 @dataclass(slots=True)
@@ -76,6 +79,7 @@ class Scheduler:
             config.num_lookahead_tokens,
         )
         self.kv_cache.holders = self.running
+        self._counts_look_ups = config.enable_prefix_caching
         self.is_25 = config.rules == "0.25.1"
         cap = config.max_num_scheduled_tokens
         self.token_budget = config.max_num_batched_tokens if cap is None else cap
@@ -289,7 +293,7 @@ class Scheduler:
 
     def count_look_up(self, request: Request, num_hit_tokens: int, times: int = 1) -> None:
         """0.33 counts a look-up at admission, 0.25 each time the head is tried."""
-        if not self.config.enable_prefix_caching:
+        if not self._counts_look_ups:
             return
         stats = self.stats
         if request.num_preemptions:
@@ -314,7 +318,7 @@ class Scheduler:
             state.num_output_placeholders += 1 + row.num_draft_tokens
             state.num_draft_tokens = self.config.num_speculative_tokens
         accepted = state.num_accepted(row.num_draft_tokens, self.config.spec_accept)
-        return row._replace(num_sampled_tokens=1 + accepted)
+        return ScheduledRow(*row[:4], 1 + accepted)
 
     # update_from_output()
 

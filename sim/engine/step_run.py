@@ -3,12 +3,12 @@
 K like steps (the same decodes, a chunk of the same size) load both sides affinely: step i costs
 max(m + i dm, c + i dc). Two lines cross at most once, so their K steps sum to at most two
 arithmetic series, and "which step boundary is the first at or after this arrival" is the root of a
-quadratic, taken with an integer square root. Nothing here iterates over steps.
+quadratic, in floats to within a step and then exactly. Nothing here iterates over steps.
 """
 
 from __future__ import annotations
 
-from math import isqrt
+from math import sqrt
 
 from replicast.sim.ticks import Tick
 
@@ -65,11 +65,14 @@ class StepRun:
 
 def _steps(first: Tick, slope: Tick, elapsed: Tick) -> int:
     """Smallest i with i first + slope i (i - 1) / 2 >= elapsed."""
-    if slope == 0:
-        return -(-elapsed // first)
     p = 2 * first - slope
-    root = (isqrt(p * p + 8 * slope * elapsed) - p) // (2 * slope)
-    return root if root * (slope * root + p) >= 2 * elapsed else root + 1
+    root = sqrt(float(p) * p + 8.0 * slope * elapsed)
+    i = int(4.0 * elapsed / (root + p) if p > 0 else (root - p) / (2.0 * slope))
+    while i * (slope * i + p) < 2 * elapsed:
+        i += 1
+    while (i - 1) * (slope * (i - 1) + p) >= 2 * elapsed:
+        i -= 1
+    return i
 
 
 def like_steps(memory: Tick, memory_slope: Tick, compute: Tick, compute_slope: Tick) -> StepRun:

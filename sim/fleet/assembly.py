@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 from replicast.sim.config import EngineConfig
+from replicast.sim.engine import EngineStats
 from replicast.sim.engine.interface import Engine
-from replicast.sim.engine.stats import EngineStats
 from replicast.sim.engine.step_time import StepTime
 from replicast.sim.fleet.clients import Clients, Follower, Shift
 from replicast.sim.fleet.dispatch import Dispatcher
@@ -145,7 +145,7 @@ class Assembly:
         return Mark(
             tick,
             [replica.timeline.totals for replica in self.replicas],
-            [copy(replica.engine.stats) for replica in self.replicas],
+            [replace(replica.engine.stats) for replica in self.replicas],
         )
 
     def _to_the_end(self) -> Mark:

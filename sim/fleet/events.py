@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from heapq import heappop, heappush
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from replicast.sim.ticks import Tick
 from simpy import Environment, Event
@@ -36,19 +36,30 @@ CONTROL: Final = 4
 
 Callback = Callable[[], None]
 
+# Compiled code looks up anew, each time, what is imported.
+_push: Final = heappush
+_pop: Final = heappop
+_Event: Final = Event
+
 
 class Clock:
     """Time in whole ticks on the queue of a SimPy environment. `tick` is now."""
 
     def __init__(self) -> None:
         self.tick: Tick = 0
-        self.environment = Environment()
-        self._queue: list[Any] = self.environment._queue
-        self._numbers: Any = self.environment._eid
+        self._environment = Environment()
+        self._queue = cast("list[tuple[Tick, int, int, Any]]", self._environment._queue)
+        self._number: Callable[[], Any] = self._environment._eid.__next__
+
+    @property
+    def environment(self) -> Environment:
+        """SimPy's own, at the present tick."""
+        self._environment._now = self.tick
+        return self._environment
 
     def call_at(self, tick: Tick, priority: int, callback: Callback) -> None:
         """Call `callback` at `tick`, which is now or later."""
-        heappush(self._queue, (tick, priority, next(self._numbers), callback))
+        _push(self._queue, (tick, priority, self._number(), callback))
 
     def is_last(self) -> bool:
         """Whether nothing more is scheduled for this tick."""
@@ -57,12 +68,15 @@ class Clock:
 
     def run_before(self, end: Tick | None = None) -> None:
         """Process everything, or everything before `end`."""
-        queue, environment = self._queue, self.environment
-        while queue and (end is None or queue[0][0] < end):
-            event = queue[0][3]
-            if isinstance(event, Event):
-                self.tick = queue[0][0]
-                environment.step()
+        queue = self._queue
+        while queue:
+            head = queue[0]
+            tick, event = head[0], head[3]
+            if end is not None and tick >= end:
+                return
+            self.tick = tick
+            if isinstance(event, _Event):
+                self._environment.step()
             else:
-                self.tick = environment._now = heappop(queue)[0]
+                _pop(queue)
                 event()

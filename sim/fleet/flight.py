@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from replicast.sim.request import Request
 from replicast.sim.ticks import Tick
 from replicast.sim.workload import Content, Turn
 
-NOWHERE = -1  # the replica of a request that nobody has taken
+NOWHERE: Final = -1  # the replica of a request that nobody has taken
 
 
 class LiveSession:

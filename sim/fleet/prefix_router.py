@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Iterable
+from math import inf
 
 import numpy as np
 from replicast.sim.config import EngineConfig
@@ -157,19 +158,18 @@ class PrefixAware(Sessionless):
 
     def route(self, request: RoutedRequest) -> int:
         """The replica with the best score."""
-        unit = self._unit
-        loads = [o + r * unit for o, r in zip(self._outstanding, self._recent, strict=True)]
-        present = self._present
-        if len(present) == len(loads):
-            lowest, scale = min(loads), sum(loads) / len(loads) + 1
-            idlest = loads.index(lowest)
-        else:
-            lowest, idlest = min((loads[i], i) for i in present)
-            scale = sum([loads[i] for i in present]) / len(present) + 1
+        outstanding, recent, unit, present = self._outstanding, self._recent, self._unit, self._present
+        lowest, idlest, total = inf, -1, 0.0
+        for i in present:
+            load = outstanding[i] + recent[i] * unit
+            total += load
+            if load < lowest:
+                lowest, idlest = load, i
+        scale = total / len(present) + 1
         path = self._index.path(request.prompt)
         replica, best = -1, (0.0, 0.0, 0)
         for candidate in self._candidates(path, idlest):
-            load = loads[candidate]
+            load = outstanding[candidate] + recent[candidate] * unit
             match = self._index.matched(path, candidate) / request.num_prompt_tokens
             score = (match - (load - lowest) / scale, -load, -candidate)
             if replica < 0 or score > best:

@@ -16,7 +16,7 @@ knows the load as a proxy does: by counting what it sent and what came back.
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import Protocol
 
 import numpy as np
@@ -128,19 +128,31 @@ class RandomChoice(Sessionless):
 
 
 class LeastLoaded(Sessionless):
-    """Fewest outstanding requests, kept in a heap whose outdated entries are dropped when they surface."""
+    """Fewest outstanding requests, by a heap in which a replica's place is at most its load.
+
+    A load that grows stays where it is until it surfaces, one that falls below its place gets a new one.
+    """
 
     def __init__(self, replicas: int) -> None:
         self._loads = [(0, 0, 0, replica) for replica in range(replicas)]
+        self._places = list(self._loads)
         self._heap = list(self._loads)
         self._gone: set[int] = set()
 
     def route(self, request: RoutedRequest) -> int:
         """The least loaded replica, which takes `request`."""
         heap = self._heap
-        while heap[0] != self._loads[heap[0][3]]:
-            heappop(heap)
-        replica = heap[0][3]
+        while True:
+            place = heap[0]
+            replica = place[3]
+            load = self._loads[replica]
+            if place == load:
+                break
+            if place == self._places[replica]:
+                self._places[replica] = load
+                heapreplace(heap, load)
+            else:
+                heappop(heap)
         self.sent(request, replica)
         return replica
 
@@ -156,13 +168,14 @@ class LeastLoaded(Sessionless):
         was = self._loads[replica]
         load = (was[0] + requests, was[1] + tokens, was[2] + placed, replica)
         self._loads[replica] = load
-        if replica in self._gone:
-            return
-        heappush(self._heap, load)
-        if len(self._heap) > 64 + 4 * len(self._loads):
-            self._build_heap()
+        if load < self._places[replica] and replica not in self._gone:
+            self._places[replica] = load
+            heappush(self._heap, load)
+            if len(self._heap) > 64 + 4 * len(self._loads):
+                self._build_heap()
 
     def _build_heap(self) -> None:
+        self._places = list(self._loads)
         self._heap = [load for load in self._loads if load[3] not in self._gone]
         heapify(self._heap)
 
@@ -171,6 +184,7 @@ class LeastLoaded(Sessionless):
         sent = min((load[2] for load in self._loads if load[3] not in self._gone), default=0)
         load = (0, 0, sent, len(self._loads))
         self._loads.append(load)
+        self._places.append(load)
         heappush(self._heap, load)
 
     def left(self, replica: int) -> None:

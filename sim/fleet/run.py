@@ -53,6 +53,8 @@ __all__ = [
     "simulate",
 ]
 
+module("fleet.assembly")  # once, with this file: a first run takes no longer than others
+
 
 def simulate(
     sessions: Iterable[Session],
@@ -107,6 +109,7 @@ def simulate(
         raise
 
 
+_OBJECTS_BETWEEN_WALKS = 100_000
 _runs = count()
 
 
@@ -115,13 +118,15 @@ def _calm_collector() -> Iterator[None]:
     """What was there before the run, a whole trace at times, is not the run's garbage: no walk over it.
 
     The run is, once it is over: thawed uncollected it would count as old, and stay. What a first run leaves
-    may stay, what a thousand leave fills the memory.
+    may stay, what a thousand leave fills the memory. While it goes on it makes no cycles that it drops.
     """
-    others = gc.get_freeze_count()
+    others, threshold = gc.get_freeze_count(), gc.get_threshold()
     gc.freeze()
+    gc.set_threshold(_OBJECTS_BETWEEN_WALKS)
     try:
         yield
     finally:
+        gc.set_threshold(*threshold)
         if next(_runs):
             gc.collect()
         if not others:
@@ -193,7 +198,7 @@ def _replica_result(run: Assembly, index: int, start: Mark, end: Mark) -> Replic
     span = max(end.tick - start.tick, 1)
     blocked = zip(BLOCKERS, before.blocked, after.blocked, strict=True)
     return ReplicaResult(
-        stats=stats,
+        stats=_difference(stats, EngineStats()),
         window_stats=_difference(stats_after, stats_before),
         mean_running=(after.running - before.running) / span,
         mean_waiting=(after.waiting - before.waiting) / span,
@@ -207,7 +212,7 @@ def _replica_result(run: Assembly, index: int, start: Mark, end: Mark) -> Replic
 
 
 def _difference(after: EngineStats, before: EngineStats) -> EngineStats:
-    """What the counters grew by; the peak stays that of the run so far."""
+    """What the counters grew by, in the class of Python; the peak stays that of the run so far."""
     names = [f.name for f in fields(EngineStats) if f.name != "peak_used_blocks"]
     grown = {name: getattr(after, name) - getattr(before, name) for name in names}
     return EngineStats(**grown, peak_used_blocks=after.peak_used_blocks)

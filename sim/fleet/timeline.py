@@ -15,15 +15,15 @@ blocks are lacking, and looks at them in this order. Read after a step has begun
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from replicast.sim.config import EngineConfig
+from replicast.sim.engine import EngineStats
 from replicast.sim.engine.interface import Engine
-from replicast.sim.engine.stats import EngineStats
 from replicast.sim.fleet.result import BLOCKERS, Marks
 from replicast.sim.ticks import TICKS_PER_S, Tick, ratio
 
-MAX_MARKS = 512
+MAX_MARKS: Final = 512
 
 
 class Totals(NamedTuple):
@@ -38,8 +38,7 @@ class Totals(NamedTuple):
 class Timeline:
     """Watches one engine; `look` must follow each change of it, in order of time.
 
-    The integral of a step function up to T is `value * T + offset`, where each change at t has moved the
-    offset by -(change * t): a look at what has not changed costs nothing.
+    Integrals are kept as what they were at the last mark and what has come since: small numbers are fast.
     """
 
     def __init__(self, config: EngineConfig) -> None:
@@ -49,14 +48,14 @@ class Timeline:
         self._free_for_any = self._blocks - -(-config.max_model_len // config.block_size)
         self._now: Tick = 0
         self._running = self._waiting = self._used_blocks = 0
-        self._running_offset = self._waiting_offset = self._used_offset = 0
-        self._kv_usage = 0.0
+        self._running_since = self._waiting_since = self._used_since = 0  # integrals from the last mark on
         self._blocker: int | None = None
         self._blocked_since: Tick = 0
         self._blocked = [0] * len(BLOCKERS)
         self._num_steps = self._step_tokens = 0
         self._width: Tick = TICKS_PER_S
         self._next_mark: Tick = TICKS_PER_S
+        self._at_mark = (0, 0, 0)
         self._marks: list[tuple[int, int, int]] = []
         self.peak_running = self.peak_waiting = 0
 
@@ -64,15 +63,10 @@ class Timeline:
         """Take over the state of `engine` from `now` on; `begun` if a step could just begin."""
         self.look_at_queue(now, engine.num_waiting)
         running, kv_usage = engine.num_running, engine.kv_cache_usage
-        if running != self._running:
-            self._running_offset -= (running - self._running) * now
-            self._running = running
-            if running > self.peak_running:
-                self.peak_running = running
-        if kv_usage != self._kv_usage:
-            used = round(kv_usage * self._blocks)
-            self._used_offset -= (used - self._used_blocks) * now
-            self._kv_usage, self._used_blocks = kv_usage, used
+        self._running = running
+        if running > self.peak_running:
+            self.peak_running = running
+        self._used_blocks = int(kv_usage * self._blocks + 0.5)
         if begun:
             stats = engine.stats
             if self._waiting or self._blocker is not None:
@@ -82,14 +76,10 @@ class Timeline:
 
     def look_at_queue(self, now: Tick, waiting: int) -> None:
         """Only the number of waiting requests may have changed."""
-        if now >= self._next_mark:
-            self._pass_marks(now)
-        self._now = now
-        if waiting != self._waiting:
-            self._waiting_offset -= (waiting - self._waiting) * now
-            self._waiting = waiting
-            if waiting > self.peak_waiting:
-                self.peak_waiting = waiting
+        self.advance(now)
+        self._waiting = waiting
+        if waiting > self.peak_waiting:
+            self.peak_waiting = waiting
 
     def _blame(self, now: Tick, stats: EngineStats) -> None:
         """Who blocks the head of the queue from now on; nobody waits without a blocker after a begin."""
@@ -113,48 +103,46 @@ class Timeline:
     def end(self, now: Tick) -> None:
         """From now on nothing runs, waits or is held: the replica is gone."""
         self.look_at_queue(now, 0)
-        self._running_offset += self._running * now
-        self._used_offset += self._used_blocks * now
         self._running = self._used_blocks = 0
-        self._kv_usage = 0.0
         if self._blocker is not None:
             self._blocked[self._blocker] += now - self._blocked_since
             self._blocker = None
 
     def advance(self, now: Tick) -> None:
         """Let time pass to `now` with nothing changed."""
-        if now >= self._next_mark:
-            self._pass_marks(now)
-        self._now = now
+        while now >= self._next_mark:
+            self._pass_mark()
+        self._go_to(now)
 
-    def _pass_marks(self, now: Tick) -> None:
-        while self._next_mark <= now:
-            mark = self._next_mark
-            self._marks.append(
-                (
-                    self._running_offset + self._running * mark,
-                    self._waiting_offset + self._waiting * mark,
-                    self._used_offset + self._used_blocks * mark,
-                )
-            )
-            if len(self._marks) == MAX_MARKS:
-                self._marks = self._marks[1::2]
-                self._width *= 2
-            self._next_mark = (len(self._marks) + 1) * self._width
+    def _go_to(self, now: Tick) -> None:
+        span = now - self._now
+        self._now = now
+        self._running_since += self._running * span
+        self._waiting_since += self._waiting * span
+        self._used_since += self._used_blocks * span
+
+    def _integrals(self) -> tuple[int, int, int]:
+        running, waiting, used = self._at_mark
+        return running + self._running_since, waiting + self._waiting_since, used + self._used_since
+
+    def _pass_mark(self) -> None:
+        self._go_to(self._next_mark)
+        self._at_mark = self._integrals()
+        self._running_since = self._waiting_since = self._used_since = 0
+        self._marks.append(self._at_mark)
+        if len(self._marks) == MAX_MARKS:
+            self._marks = self._marks[1::2]
+            self._width *= 2
+        self._next_mark = (len(self._marks) + 1) * self._width
 
     @property
     def totals(self) -> Totals:
         """Integrals up to the last look or advance."""
-        now = self._now
         blocked = list(self._blocked)
         if self._blocker is not None:
-            blocked[self._blocker] += now - self._blocked_since
-        return Totals(
-            self._running_offset + self._running * now,
-            self._waiting_offset + self._waiting * now,
-            ratio(self._used_offset + self._used_blocks * now, self._blocks),
-            tuple(blocked),
-        )
+            blocked[self._blocker] += self._now - self._blocked_since
+        running, waiting, used = self._integrals()
+        return Totals(running, waiting, ratio(used, self._blocks), tuple(blocked))
 
     @property
     def marks(self) -> Marks:

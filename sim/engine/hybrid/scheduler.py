@@ -8,12 +8,12 @@
 from __future__ import annotations
 
 from replicast.sim.config import EngineConfig
-from replicast.sim.engine import EngineStats
 from replicast.sim.engine.hybrid.chunks import AlignedChunks
 from replicast.sim.engine.hybrid.kv_cache import HybridCache
 from replicast.sim.engine.hybrid.state import HybridState
 from replicast.sim.engine.request_state import RequestState, ScheduledRow, SchedulerOutput
 from replicast.sim.engine.scheduler import Scheduler, Step
+from replicast.sim.engine.stats import EngineStats
 from replicast.sim.request import Request
 
 
