@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from replicast.calibration.precision import BYTES, Precision
@@ -29,7 +29,6 @@ from replicast.sim.config import EngineConfig
 from replicast.sim.kv_groups import KVGroup, blocks_per_request
 
 ALIGNMENT = 16
-COARSER = 4
 LARGEST_SIZE = 10**7  # heads, layers, tokens of a window: beyond any model
 PATTERN = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 CONV_BYTES, STATE_BYTES = 2, 4  # the model's dtype; fp32, the default of all of these models
@@ -262,20 +261,3 @@ def context_tokens(blocks: float, config: EngineConfig) -> float:
         if group.kind != "full"
     )
     return max(((blocks - others) / full - 0.5) * config.block_size, 0.0)
-
-
-def coarser(config: EngineConfig) -> EngineConfig:
-    """The same pool in blocks of `COARSER` times the tokens where a window makes them small.
-
-    A prompt passes through a window a block at a time and group, which is most of the time of simulating
-    it; contexts of thousands of tokens are held the same to a percent.
-    """
-    groups = config.kv_groups
-    if groups is None or any(group.kind == "mamba" for group in groups):
-        return config
-    return replace(
-        config,
-        num_gpu_blocks=config.num_gpu_blocks // COARSER,
-        block_size=COARSER * config.block_size,
-        kv_groups=tuple(replace(group, block_size=COARSER * group.block_size) for group in groups),
-    )

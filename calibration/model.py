@@ -33,7 +33,6 @@ import numpy as np
 from numpy.typing import NDArray
 from replicast.calibration.growth import Growth
 from replicast.calibration.harness import MakeEngine, Observed, ServerModel, observe, run_level
-from replicast.calibration.hybrid import coarser
 from replicast.calibration.lengths import (
     SHARED_TOKENS,
     Lengths,
@@ -244,7 +243,7 @@ class LevelModel:
         if scale != 1.0:
             blocks = max(round(scale * config.num_gpu_blocks), 1 + self.facts.least_blocks)
             config = replace(config, num_gpu_blocks=blocks)
-        return coarser(config)
+        return config
 
     def load(self, point: Point) -> LevelLoad:
         """What is asked of the generator."""

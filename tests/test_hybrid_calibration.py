@@ -7,12 +7,10 @@ from pathlib import Path
 import pytest
 from replicast.calibration.calibrate import Calibration, calibrate
 from replicast.calibration.harness import ServerModel, simulated_level
-from replicast.calibration.hybrid import coarser
 from replicast.calibration.model import mean_observed, point_at
 from replicast.calibration.physics import FRONT_END
 from replicast.calibration.pool import LONGEST, longest_request, scaled_pool
 from replicast.calibration.profile import load_profile, write_profile
-from replicast.calibration.published import published_sweeps
 from replicast.calibration.server import server_facts
 from replicast.calibration.sweep import Given, Sweep
 from replicast.calibration.workload import LevelLoad
@@ -75,12 +73,3 @@ def test_the_profile_names_its_groups(calibration: Calibration, tmp_path: Path) 
     assert resolve(EngineArgs(), engine).config.kv_groups is not None
     assert longest_request(engine) > LONGEST
     assert scaled_pool(engine, 0.5).num_gpu_blocks == 84
-
-
-def test_wider_blocks_hold_as_much() -> None:
-    facts = server_facts(published_sweeps()["gemma-4-31b-g6e12xlarge"])
-    wide = coarser(facts.config)
-    assert wide.num_usable_blocks * wide.block_size == pytest.approx(facts.pool_tokens, rel=0.001)
-    assert [g.kind for g in wide.kv_groups or ()] == [g.kind for g in facts.config.kv_groups or ()]
-    states = server_facts(published_sweeps()["qwen3.8-27b-g6e"]).config
-    assert coarser(states) is states
