@@ -47,7 +47,9 @@ class Duplicates:
             node.copies = {}
         copies = node.copies.get(block)
         if copies is None:
-            copies = node.copies[block] = [self._first_copy(node, block, held), *self._pop_later(node, block)]
+            copies = node.copies[block] = [self._first_copy(node, block, held)]
+            if node.later is not None:
+                copies += self._pop_later(node, block)
             self.count += 1
         copy = Copy(1, held)
         copies.append(copy)

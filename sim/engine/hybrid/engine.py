@@ -98,13 +98,7 @@ class HybridEngine(PoolEffects):
                 break
             pairs = computed + new * done + new * (new + 1) // 2
             done += new
-            elapsed += max(
-                self.memory_fixed
-                + self.memory_per_kv_token * (computed + done)
-                + self.memory_per_seq * (count + 1),
-                self.compute_fixed + self.compute_per_token * (count + new) + self.compute_per_pair * pairs,
-                1,
-            )
+            elapsed += self._step_ticks(count + new, count + 1, computed + done, pairs)
             computed += count
             chunks.append(new)
             ends.append(elapsed)
@@ -189,11 +183,7 @@ class HybridEngine(PoolEffects):
             budget -= new
         if rows == count:
             return self._plan_decodes(now, len(due), head)
-        duration = max(
-            self.memory_fixed + self.memory_per_kv_token * kv_tokens + self.memory_per_seq * rows,
-            self.compute_fixed + self.compute_per_token * tokens + self.compute_per_pair * pairs,
-            1,
-        )
+        duration = self._step_ticks(tokens, rows, kv_tokens, pairs)
         start = max(now, self.gpu_free)
         self.gpu_free = end = start + duration
         for state in started:

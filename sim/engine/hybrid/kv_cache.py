@@ -29,7 +29,7 @@ from replicast.sim.engine.hybrid.groups.mamba import AlignedStateGroups, StateGr
 from replicast.sim.engine.hybrid.groups.window import WindowGroups
 from replicast.sim.engine.hybrid.spans import SpanTable
 from replicast.sim.engine.hybrid.state import HybridState
-from replicast.sim.engine.kv_cache import cdiv
+from replicast.sim.engine.kv_cache import KVCache, cdiv
 from replicast.sim.hybrid import in_flight_tokens
 from replicast.sim.kv_groups import scheduler_block_size
 from replicast.sim.workload import Content
@@ -153,7 +153,14 @@ class HybridCache(GroupPool):
         """The same where there is room for certain."""
         if num_processed >= held.next_drop:
             self._drop(held, num_processed)
-        self._grow(held, num_computed + num_new, num_tokens)
+        total = num_computed + num_new
+        slots = total + self.num_lookahead_tokens
+        if slots > held.room:
+            self._take(held, total, min(slots, self.max_model_len))
+        if total < num_tokens:
+            num_tokens = total
+        if num_tokens >= held.next_publish:
+            self.publish(held, num_tokens)
 
     def _drop(self, held: HybridState, processed: int) -> None:
         next_drop = NEVER
@@ -166,13 +173,7 @@ class HybridCache(GroupPool):
 
     def _grow(self, held: HybridState, total: int, num_tokens: int) -> None:
         """Take the blocks that `total` computed tokens need, and publish those that the known ones fill."""
-        slots = total + self.num_lookahead_tokens
-        if slots > held.room:
-            self._take(held, total, min(slots, self.max_model_len))
-        if total < num_tokens:
-            num_tokens = total
-        if num_tokens >= held.next_publish:
-            self.publish(held, num_tokens)
+        HybridCache.advance(self, held, -1, 0, total, num_tokens)
 
     def _take(self, held: HybridState, total: int, slots: int) -> None:
         number = 0
@@ -236,7 +237,7 @@ class HybridCache(GroupPool):
             held.num_blocks = held.num_published
         for index in range(len(units)):
             held.groups.append(units[index].adopt(held, found[index], num_hit))
-        held.next_publish = num_hit if self.enable_caching else NEVER
+        held.next_publish = num_hit + self._alignment if self.enable_caching else NEVER
         held.room = 0
         self._grow(held, total, num_tokens)
         return True
@@ -267,24 +268,26 @@ class HybridCache(GroupPool):
         num_tokens -= num_tokens % self._alignment
         held.next_publish = num_tokens + self._alignment
         if self._has_run:
-            super().publish(held, num_tokens)
+            KVCache.publish(self, held, num_tokens)
         for blocks in held.groups:
             blocks.publish(held, num_tokens)
 
     def free(self, held: RequestBlocks) -> None:
         """Let go of all blocks of a request."""
         assert isinstance(held, HybridState)
-        number = self._num_before_run
-        for blocks in held.groups[:number]:
-            blocks.free()
+        groups, number = held.groups, self._num_before_run
+        for index in range(number):
+            groups[index].free()
         if self._has_run:
-            super().free(held)
-        for blocks in held.groups[number:]:
-            blocks.free()
+            KVCache.free(self, held)
+        for index in range(number, len(groups)):
+            groups[index].free()
         held.groups = []
 
     def finish(self, held: RequestBlocks, num_tokens: int) -> None:
-        self.publish(held, num_tokens)
+        assert isinstance(held, HybridState)
+        if num_tokens >= held.next_publish:
+            self.publish(held, num_tokens)
         self.free(held)
         self.forget(held)
 

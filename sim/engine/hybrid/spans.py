@@ -316,6 +316,6 @@ class SpanTable(Table):
             key[0].refs += 1
             self.pool.queue.insert_after(last, block)
             last = block
-        for span in entry.spans:
-            self._forget(span)
+        while entry.spans:
+            self._forget(entry.spans.pop())
         self._is_taken(entry)

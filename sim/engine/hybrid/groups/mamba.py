@@ -154,7 +154,8 @@ class StateBlocks(GroupBlocks):
         else:
             self.places.append(places - 1)
         self.has_state = True
-        self._note()
+        if unit.is_25 or len(self.places) <= number:
+            self._note()
         return number * unit.count
 
     def _take_with_drafts(self, before: int, places: int) -> int:
