@@ -25,6 +25,7 @@ RAMP_POWER = 0.57  # of 523 recorded sessions
 LEVEL_SD = 0.12  # of a level's mean prompt around its sweep's curve
 FIRST, FIRST_SD = 0.65, 0.25  # of the mean prompt
 GAINED, GAINED_SD = 0.7, 0.6
+LEAST_PIVOT = 0.1  # levels of one or two turns tell nothing of growth
 
 
 def grown_share(turn: int) -> float:
@@ -40,10 +41,14 @@ def mean_share(turns: float) -> float:
 
 
 class Growth(NamedTuple):
-    """Tokens of a session's first prompt, and what prompts have gained after RAMP turns."""
+    """Tokens of a session's first prompt, and what prompts have gained after RAMP turns.
+
+    `pivot` is the share of growth where the curve is best known: the mean of the levels it was learnt from.
+    """
 
     first_tokens: float
     gained_tokens: float
+    pivot: float = 0.5
 
     def mean(self, turns: float) -> float:
         """Mean prompt of sessions of `turns` turns."""
@@ -52,7 +57,12 @@ class Growth(NamedTuple):
     def scaled(self, turns: float, mean: float) -> Growth:
         """The same curve, so high that `turns` turns have this mean."""
         factor = mean / self.mean(turns)
-        return Growth(factor * self.first_tokens, factor * self.gained_tokens)
+        return Growth(factor * self.first_tokens, factor * self.gained_tokens, self.pivot)
+
+    def starting(self, first_tokens: float) -> Growth:
+        """The curve with another first prompt, as high at its pivot; one that starts above it is flat."""
+        gained = self.gained_tokens + (self.first_tokens - first_tokens) / self.pivot
+        return Growth(first_tokens, max(gained, 0.0), self.pivot)
 
 
 def learn_growth(levels: Sequence[tuple[float, float]]) -> Growth:
@@ -60,8 +70,8 @@ def learn_growth(levels: Sequence[tuple[float, float]]) -> Growth:
 
     >>> few, many = (mean_share(turns) for turns in (4, 60))
     >>> curve = learn_growth(3 * [(4, 50_000 + 20_000 * few), (60, 50_000 + 20_000 * many)])
-    >>> [round(tokens, -3) for tokens in curve]
-    [49000.0, 23000.0]
+    >>> round(curve.first_tokens, -3), round(curve.gained_tokens, -3)
+    (49000.0, 23000.0)
     """
     prompts = np.array([prompt for _, prompt in levels])
     shares = np.array([mean_share(turns) for turns, _ in levels])
@@ -79,4 +89,5 @@ def learn_growth(levels: Sequence[tuple[float, float]]) -> Growth:
         kept = int(found.argmax())
         found = np.zeros(2)
         found[kept] = np.linalg.lstsq(system[:, [kept]], wanted, rcond=None)[0][0]
-    return Growth(*(usual * found).tolist())
+    first, gained = (usual * found).tolist()
+    return Growth(first, gained, max(float(shares.mean()), LEAST_PIVOT))

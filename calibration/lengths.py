@@ -99,15 +99,16 @@ def load_of(
     """The load to simulate; `lengths` are its means."""
     load_s, window_s = seconds_of_load(level)
     concurrency = level.concurrency or max(round(lengths.alive), 1)
-    if first_tokens is None:
-        first_tokens = own_first_tokens(growth)
-    grown = growth._replace(first_tokens=first_tokens)
-    return load_for(concurrency, load_s, window_s, lengths, grown, computed_tokens, shared_tokens)
+    own = own_growth(growth)
+    if first_tokens is not None:
+        own = own.starting(first_tokens)
+    return load_for(concurrency, load_s, window_s, lengths, own, computed_tokens, shared_tokens)
 
 
-def own_first_tokens(growth: Growth) -> float:
-    """Of a first prompt, what other sessions do not share."""
-    return max(growth.first_tokens - SHARED_TOKENS, 0.3 * growth.first_tokens)
+def own_growth(growth: Growth) -> Growth:
+    """The curve of what other sessions do not share."""
+    own = max(growth.first_tokens - SHARED_TOKENS, 0.3 * growth.first_tokens)
+    return growth._replace(first_tokens=own)
 
 
 def load_for(

@@ -39,7 +39,7 @@ from replicast.calibration.lengths import (
     growth_of,
     lengths_of,
     load_of,
-    own_first_tokens,
+    own_growth,
     scaled,
     with_context,
 )
@@ -62,6 +62,7 @@ ENGINE = (
     "compute_per_token_s",
     "compute_per_pair_s",
 )
+FIRST_SPREAD = 0.5  # of the logarithm of a first prompt around the curve learnt from mean prompts
 FEW_SESSIONS = 2  # no contention to speak of
 QUEUE_OFFSET_S = 0.3  # below the first bucket edge a queue time says nothing
 
@@ -108,7 +109,7 @@ def parameters(levels: Sequence[SweepLevel], facts: ServerFacts) -> list[Paramet
             )
         )
         found.append(Parameter("computed_slope", 0.0, 0.0, 0.25, -1.0, 1.0))
-    found.append(_near("first_tokens", own_first_tokens(growth_of(seen)), 0.5, 50.0, 1.5e5))
+    found.append(_near("first_tokens", own_growth(growth_of(seen)).first_tokens, FIRST_SPREAD, 50.0, 1.5e5))
     if any(lengths.source == "kv" for lengths in seen):
         found.append(_near("shared_tokens", SHARED_TOKENS, 0.8, 200.0, 40_000.0))
         if not facts.pool_is_given:

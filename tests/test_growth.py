@@ -39,9 +39,20 @@ def test_a_curve_is_found_again(truth: Growth, scale: float) -> None:
         learn_growth([(t, scale * truth.mean(t) * (1 + 0.1 * float(rng.standard_normal()))) for t in turns])
         for _ in range(200)
     ]
-    first, gained = np.median(found, axis=0) / scale
+    first, gained, _ = np.median(found, axis=0) / scale
     assert first == pytest.approx(truth.first_tokens, rel=0.25)
     assert first + gained == pytest.approx(truth.first_tokens + truth.gained_tokens, rel=0.2)
+
+
+@given(TOKENS, st.floats(0.0, 300_000.0), st.floats(0.1, 0.9), TOKENS)
+def test_another_first_prompt_turns_the_curve_about_its_pivot(
+    first: float, gained: float, pivot: float, other: float
+) -> None:
+    curve = Growth(first, gained, pivot)
+    turned = curve.starting(other)
+    height = first + gained * pivot
+    assert turned.first_tokens == other
+    assert turned.first_tokens + turned.gained_tokens * pivot == pytest.approx(max(height, other))
 
 
 def test_one_level_gets_the_usual_curve() -> None:
