@@ -16,12 +16,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import cache
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 RAMP = 40  # turns until a session's prompt has reached its level
 RAMP_POWER = 0.57  # of 523 recorded sessions
+CALLS_PER_SESSION = 66.0  # mean; the median of 28 task windows
+CALLS_SPREAD = 0.6  # sd of the logarithm
+MOST_TURNS = 400  # from there on a stream is as if it had always been under way
 LEVEL_SD = 0.12  # of a level's mean prompt around its sweep's curve
 FIRST, FIRST_SD = 0.65, 0.25  # of the mean prompt
 GAINED, GAINED_SD = 0.7, 0.6
@@ -34,10 +40,27 @@ def grown_share(turn: int) -> float:
 
 
 def mean_share(turns: float) -> float:
-    """Mean of `grown_share` over the first `turns`, the last of which may be a part."""
-    whole = math.ceil(turns)
-    shares = [grown_share(turn) for turn in range(whole)]
-    return (sum(shares) - (whole - turns) * shares[-1]) / turns
+    """Mean of `grown_share` over the first `turns` of a stream, whose sessions end and begin anew."""
+    turns = min(turns, float(MOST_TURNS))
+    return float(np.interp(turns, np.arange(MOST_TURNS + 1), _total_shares())) / turns
+
+
+@cache
+def _total_shares() -> NDArray[np.float64]:
+    """Expected sums of `grown_share` over 0, 1, ... turns of a stream.
+
+    The renewal equation: either the first session lasts as long, or it ends and the stream starts again.
+    """
+    turns = np.arange(MOST_TURNS + 1)
+    of_session = np.concatenate([[0.0], np.cumsum([grown_share(int(turn)) for turn in turns[:-1]])])
+    calls = NormalDist(math.log(CALLS_PER_SESSION) - CALLS_SPREAD**2 / 2, CALLS_SPREAD)
+    ended = np.array([calls.cdf(math.log(turn + 0.5)) for turn in turns])
+    ending = np.diff(ended, prepend=0.0)
+    total = np.zeros(MOST_TURNS + 1)
+    for turn in range(1, MOST_TURNS + 1):
+        anew = of_session[1:turn] + total[turn - 1 : 0 : -1]
+        total[turn] = ending[1:turn] @ anew + (1 - ended[turn - 1]) * of_session[turn]
+    return total
 
 
 class Growth(NamedTuple):
@@ -71,7 +94,7 @@ def learn_growth(levels: Sequence[tuple[float, float]]) -> Growth:
     >>> few, many = (mean_share(turns) for turns in (4, 60))
     >>> curve = learn_growth(3 * [(4, 50_000 + 20_000 * few), (60, 50_000 + 20_000 * many)])
     >>> round(curve.first_tokens, -3), round(curve.gained_tokens, -3)
-    (49000.0, 23000.0)
+    (48000.0, 24000.0)
     """
     prompts = np.array([prompt for _, prompt in levels])
     shares = np.array([mean_share(turns) for turns, _ in levels])

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from replicast.calibration.growth import Growth, learn_growth
+from replicast.calibration.growth import CALLS_PER_SESSION, Growth, learn_growth
 from replicast.calibration.server import ServerFacts, seconds_of_load
 from replicast.calibration.sweep import SweepLevel
 from replicast.calibration.workload import LevelLoad
@@ -27,7 +27,6 @@ from replicast.calibration.workload import LevelLoad
 Source = Literal["counted", "kv", "waiting", "guess"]
 
 SHARED_TOKENS = 12_000.0  # system prompt and tools that all sessions share
-CALLS_PER_SESSION = 66.0  # median of 28 task windows
 TYPICAL_PROMPT = 60_000.0
 TYPICAL_OUTPUT = 600.0
 IDLE_SLACK = 0.03  # 5.03 alive are five streams
@@ -53,8 +52,8 @@ class Lengths:
 
     @property
     def turns(self) -> float:
-        """Of a stream's sessions within the level."""
-        return min(max(self.requests / self.streams, 1.0), CALLS_PER_SESSION)
+        """Requests of a stream within the level."""
+        return max(self.requests / self.streams, 1.0)
 
 
 def lengths_of(level: SweepLevel, facts: ServerFacts) -> Lengths:

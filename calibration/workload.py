@@ -24,14 +24,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from replicast.calibration.growth import grown_share
+from replicast.calibration.growth import CALLS_SPREAD, grown_share
 from replicast.sim.workload import Segment, Session, Turn
 
 OUTPUT_SPREAD = 1.2  # sd of log(output of a request)
 COMPUTED_SPREAD = 1.0  # of a request
 COMPUTED_OF_SESSION = 0.3  # task windows of one server and harness: 0.31, 9 degrees of freedom
 PROMPT_SPREAD = 0.3  # of what a session's prompts hold beside the shared part
-CALLS_SPREAD = 0.6
 COMPACTED = 0.9  # of the window: agents shorten what is longer
 SHARED_STREAM = 1
 _WORKLOAD = 17  # random stream

@@ -6,7 +6,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from replicast.calibration.growth import FIRST, RAMP, Growth, grown_share, learn_growth, mean_share
+from replicast.calibration.growth import (
+    CALLS_PER_SESSION,
+    CALLS_SPREAD,
+    FIRST,
+    RAMP,
+    Growth,
+    grown_share,
+    learn_growth,
+    mean_share,
+)
 
 TURNS = st.floats(1.0, 300.0)
 TOKENS = st.floats(100.0, 200_000.0)
@@ -21,12 +30,21 @@ def test_a_curve_is_scaled_to_the_mean_of_its_level(
     assert curve.first_tokens <= mean * (1 + 1e-9)
 
 
-@given(TURNS)
-def test_the_mean_share_is_that_of_its_turns(turns: float) -> None:
-    assert 0 <= mean_share(turns) < 1
-    assert mean_share(turns) <= mean_share(turns + 1.0) + 1e-12
-    whole = int(turns)
-    assert mean_share(whole) == pytest.approx(np.mean([grown_share(turn) for turn in range(whole)]))
+@pytest.mark.parametrize("turns", [1, 2, 7.5, 30, 66, 90, 200, 399])
+def test_the_mean_share_is_that_of_streams(turns: float) -> None:
+    """Sessions as the generator draws them, one after the other."""
+    rng = np.random.default_rng(3)
+    shares = np.array([grown_share(turn) for turn in range(2000)])
+    means = []
+    for _ in range(2000):
+        left, total = turns, 0.0
+        while left > 0:
+            drawn = CALLS_PER_SESSION * np.exp(CALLS_SPREAD * rng.standard_normal() - CALLS_SPREAD**2 / 2)
+            calls = min(float(max(round(drawn), 1)), left)
+            total += float(shares[: int(calls)].sum() + (calls % 1) * shares[int(calls)])
+            left -= calls
+        means.append(total / turns)
+    assert mean_share(turns) == pytest.approx(np.mean(means), rel=0.01)
 
 
 @pytest.mark.parametrize("scale", [0.02, 1.0])
