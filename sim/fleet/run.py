@@ -6,7 +6,6 @@ import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -110,27 +109,17 @@ def simulate(
 
 
 _OBJECTS_BETWEEN_WALKS = 100_000
-_runs = count()
 
 
 @contextmanager
 def _calm_collector() -> Iterator[None]:
-    """What was there before the run, a whole trace at times, is not the run's garbage: no walk over it.
-
-    The run is, once it is over: thawed uncollected it would count as old, and stay. What a first run leaves
-    may stay, what a thousand leave fills the memory. While it goes on it makes no cycles that it drops.
-    """
-    others, threshold = gc.get_freeze_count(), gc.get_threshold()
-    gc.freeze()
-    gc.set_threshold(_OBJECTS_BETWEEN_WALKS)
+    """A run makes no cycles that it drops before its end: nothing is to be found while it goes on."""
+    threshold = gc.get_threshold()
+    gc.set_threshold(_OBJECTS_BETWEEN_WALKS, *threshold[1:])
     try:
         yield
     finally:
         gc.set_threshold(*threshold)
-        if next(_runs):
-            gc.collect()
-        if not others:
-            gc.unfreeze()
 
 
 def _result(run: Assembly, seed: int, writer: RecordWriter | None, record_file: Path | None) -> RunResult:
