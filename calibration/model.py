@@ -62,7 +62,7 @@ ENGINE = (
     "compute_per_token_s",
     "compute_per_pair_s",
 )
-FIRST_SPREAD = 0.5  # of the logarithm of a first prompt around the curve learnt from mean prompts
+FIRST_SPREAD = 0.3  # of log(first prompt) around the learnt curve: 0.25 rms on 12 servers of `recovery`
 FEW_SESSIONS = 2  # no contention to speak of
 QUEUE_OFFSET_S = 0.3  # below the first bucket edge a queue time says nothing
 
