@@ -116,7 +116,8 @@ class Calibration:
         ]
         for it in self._intervals():
             span = f"{it.low:.3g} to {it.high:.3g}"
-            lines.append(f" {it.name:22} {it.value:9.3g}  {span:22} {it.status:24} {UNITS.get(it.name, '')}")
+            value = it.value if abs(it.value) > 1e-3 * (it.high - it.low) else 0.0
+            lines.append(f" {it.name:22} {value:9.3g}  {span:22} {it.status:24} {UNITS.get(it.name, '')}")
         profiled = [it.name for it in self._intervals() if it.method != "covariance"]
         lines.append(
             f" Intervals from the covariance; by profile likelihood: {', '.join(profiled) or 'none'}."
