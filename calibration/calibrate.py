@@ -20,6 +20,7 @@ from replicast.calibration.facts import Model
 from replicast.calibration.fit import Fitted, centre_of, fit
 from replicast.calibration.harness import MakeEngine
 from replicast.calibration.learned import Learned, tables_of
+from replicast.calibration.lengths import too_long
 from replicast.calibration.model import Point, point_at, step_seconds
 from replicast.calibration.physics import check_peak
 from replicast.calibration.pool import scaled_pool
@@ -116,7 +117,7 @@ class Calibration:
         ]
         for it in self._intervals():
             span = f"{it.low:.3g} to {it.high:.3g}"
-            value = it.value if abs(it.value) > 1e-3 * (it.high - it.low) else 0.0
+            value = 0.0 if it.low < 0 and abs(it.value) < 1e-3 * (it.high - it.low) else it.value
             lines.append(f" {it.name:22} {value:9.3g}  {span:22} {it.status:24} {UNITS.get(it.name, '')}")
         profiled = [it.name for it in self._intervals() if it.method != "covariance"]
         lines.append(
@@ -192,6 +193,7 @@ def calibrate(
             where=sweep.source,
             remedy="a sweep at 1, 2, 5, 10 and 20 sessions tells most",
         )
+    warnings += [text for level in chosen if (text := too_long(level, facts))]
     fitted = fit(chosen, facts, engines=engines, progress=progress)
     known = uncertainty(fitted)
     point = point_at(fitted.params, fitted.x)

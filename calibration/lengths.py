@@ -30,6 +30,7 @@ SHARED_TOKENS = 12_000.0  # system prompt and tools that all sessions share
 TYPICAL_PROMPT = 60_000.0
 TYPICAL_OUTPUT = 600.0
 IDLE_SLACK = 0.03  # 5.03 alive are five streams
+LONGEST_MEAN = 0.95  # of max_model_len
 MOST_REQUESTS = 2_000  # of a level are simulated
 
 
@@ -64,16 +65,13 @@ def lengths_of(level: SweepLevel, facts: ServerFacts) -> Lengths:
         _total(level.prompt_tokens, level.prompt_tokens_per_s, window_s),
         _total(level.generated_tokens, level.output_tokens_per_s, window_s),
     )
-    count = level.first_tokens or (level.ttft.count if level.ttft else None) or level.requests_finished
-    per_request = level.prompt_per_request.mean if level.prompt_per_request else None
+    count = _requests(level)
     source: Source = "counted"
-    if count and prompt_tokens:
-        prompt = prompt_tokens / count
-    elif per_request:
-        prompt = per_request
+    if told := _told_prompt(level, prompt_tokens):
+        prompt = told
     else:
         prompt, source = _estimated(level, facts, prompt_tokens, generated, window_s)
-    prompt = min(max(prompt, 32.0), 0.95 * facts.config.max_model_len)
+    prompt = min(max(prompt, 32.0), LONGEST_MEAN * facts.config.max_model_len)
     requests = count or (prompt_tokens / prompt if prompt_tokens else None) or 50.0
     output = generated / requests if generated else TYPICAL_OUTPUT
     if not prompt_tokens and level.output_per_request and level.output_per_request.mean:
@@ -84,6 +82,31 @@ def lengths_of(level: SweepLevel, facts: ServerFacts) -> Lengths:
     elif level.hit_rate is not None:
         computed = max(prompt * (1 - level.hit_rate), 1.0)
     return Lengths(prompt, max(output, 2.0), computed, max(requests, 1.0), alive, source, _held(level))
+
+
+def too_long(level: SweepLevel, facts: ServerFacts) -> str | None:
+    """What to say of a level whose counts make its mean prompt longer than the server accepts."""
+    _, window_s = seconds_of_load(level)
+    told = _told_prompt(level, _total(level.prompt_tokens, level.prompt_tokens_per_s, window_s)) or 0.0
+    longest = facts.config.max_model_len
+    if told <= longest:
+        return None
+    return (
+        f"level {level.concurrency or level.name}: {told:,.0f} prompt tokens a request are more than "
+        f"max_model_len ({longest:,}); {LONGEST_MEAN * longest:,.0f} are taken"
+    )
+
+
+def _requests(level: SweepLevel) -> float | None:
+    return level.first_tokens or (level.ttft.count if level.ttft else None) or level.requests_finished
+
+
+def _told_prompt(level: SweepLevel, prompt_tokens: float | None) -> float | None:
+    """Mean prompt where requests or their lengths are counted."""
+    count = _requests(level)
+    if count and prompt_tokens:
+        return prompt_tokens / count
+    return level.prompt_per_request.mean if level.prompt_per_request else None
 
 
 def load_of(

@@ -13,8 +13,10 @@ from replicast.calibration.counters import collected_sweep
 from replicast.calibration.generate import write_collector_db
 from replicast.calibration.growth import Growth
 from replicast.calibration.harness import ServerModel, observe, run_level, simulated_level
-from replicast.calibration.lengths import Lengths, load_for
+from replicast.calibration.lengths import Lengths, lengths_of, load_for, too_long
 from replicast.calibration.physics import FRONT_END
+from replicast.calibration.server import server_facts
+from replicast.calibration.sweep import Given, Sweep, SweepLevel
 from replicast.calibration.workload import LevelLoad, draw_sessions
 from replicast.sim.config import EngineConfig
 from replicast.sim.engine.step_time import StepTime
@@ -65,6 +67,19 @@ def test_of_a_very_long_level_a_part_is_simulated() -> None:
     )
     own = Growth(wide.first_tokens, wide.prompt_tokens - wide.shared_tokens - wide.first_tokens)
     assert wide.shared_tokens + own.mean(20) == pytest.approx(30_000)
+
+
+def test_prompts_that_no_server_accepts_are_told() -> None:
+    given = Given(model="llama-3.1-8b", gpu="H100", max_model_len=100_000)
+    facts = server_facts(Sweep("counted", "counted", (), given=given))
+    level = SweepLevel(2, window_s=100.0, load_s=100.0, requests_finished=10, prompt_tokens_per_s=5_000.0)
+    assert too_long(level, facts) is None
+    assert lengths_of(level, facts).prompt == 50_000
+    level = replace(level, prompt_tokens_per_s=50_000.0)
+    assert "500,000 prompt tokens a request are more than max_model_len (100,000)" in str(
+        too_long(level, facts)
+    )
+    assert lengths_of(level, facts).prompt == 95_000
 
 
 def test_same_seed_same_level_other_seed_other_level() -> None:
