@@ -72,10 +72,10 @@ def test_of_a_very_long_level_a_part_is_simulated() -> None:
 def test_prompts_that_no_server_accepts_are_told() -> None:
     given = Given(model="llama-3.1-8b", gpu="H100", max_model_len=100_000)
     facts = server_facts(Sweep("counted", "counted", (), given=given))
-    level = SweepLevel(2, window_s=100.0, load_s=100.0, requests_finished=10, prompt_tokens_per_s=5_000.0)
+    level = SweepLevel(2, window_s=100.0, load_s=100.0, requests_finished=10, prompt_tokens=500_000.0)
     assert too_long(level, facts) is None
     assert lengths_of(level, facts).prompt == 50_000
-    level = replace(level, prompt_tokens_per_s=50_000.0)
+    level = replace(level, prompt_tokens=5_000_000.0)
     assert "500,000 prompt tokens a request are more than max_model_len (100,000)" in str(
         too_long(level, facts)
     )
