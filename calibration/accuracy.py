@@ -21,6 +21,7 @@ from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
+from replicast.calibration.accuracy_computed import computed_lines, counted_rows
 from replicast.calibration.accuracy_shares import share_lines
 from replicast.calibration.calibrate import learned_from
 from replicast.calibration.fit import fit
@@ -47,11 +48,15 @@ SHOWN = (
 
 @dataclass(frozen=True, slots=True)
 class SweepResult:
-    """Held-out rows of one sweep: leave one level out, and low levels predicting high ones."""
+    """Held-out rows of one sweep: leave one level out, and low levels predicting high ones.
+
+    `counted` leaves one out as if computed tokens had been counted.
+    """
 
     slug: str
     loo: tuple[Row, ...]
     low: tuple[Row, ...]
+    counted: tuple[Row, ...]
     seconds: float
     simulations: int
 
@@ -71,7 +76,15 @@ def evaluate(slug: str) -> SweepResult:
         for level in sweep.levels:
             if level not in low:
                 rows += predicted_rows(level, facts, learned)
-    return SweepResult(slug, tuple(loo), tuple(rows), time.process_time() - began, fitted.evaluations)
+    counted = counted_rows(fitted, facts)
+    return SweepResult(
+        slug,
+        tuple(loo),
+        tuple(rows),
+        tuple(counted),
+        time.process_time() - began,
+        fitted.evaluations,
+    )
 
 
 def evaluate_all(
@@ -205,6 +218,7 @@ def sweep_section(results: Sequence[SweepResult]) -> list[str]:
         for load, what in TITLES.items():
             if any(row.load == load for sweep in sweeps for row in sweep):
                 lines += [f"### {title}, {what}", "", *table(sweeps, load), ""]
+    lines += computed_lines([result.counted for result in results])
     lines += share_lines(loo, TITLES, SHOWN)
     lines += ["### Each sweep, leave one level out, load given", "", *per_sweep(results, "given"), ""]
     return lines
@@ -216,6 +230,7 @@ def dump(results: Sequence[SweepResult], path: Path) -> None:
         r.slug: {
             "loo": [row._asdict() for row in r.loo],
             "low": [row._asdict() for row in r.low],
+            "counted": [row._asdict() for row in r.counted],
             "seconds": r.seconds,
             "simulations": r.simulations,
         }
@@ -232,6 +247,7 @@ def undump(path: Path) -> list[SweepResult]:
             slug,
             tuple(Row(**row) for row in found["loo"]),
             tuple(Row(**row) for row in found["low"]),
+            tuple(Row(**row) for row in found["counted"]),
             found["seconds"],
             found.get("simulations", 0),
         )

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from replicast.calibration.predict import Load, Range
 from replicast.calibration.validate import LABELS, Row, combined
 
-SHARES_TRIED = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6)
+SHARES_TRIED = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 
 
 def share_lines(sweeps: Sequence[Sequence[Row]], titles: dict[Load, str], names: Sequence[str]) -> list[str]:

@@ -47,7 +47,7 @@ from replicast.sim.report.numbers import significant
 
 SCHEMA = "replicast/calibrate/1"
 MIN_LEVELS = 2
-LATENTS = ("computed_tokens", "computed_slope", "first_tokens", "shared_tokens")
+LATENTS = ("computed_tokens", "computed_slope", "first_tokens", "output_spread", "shared_tokens")
 PASSES_TPOT = 0.30  # held-out median that a shipped profile must stay below
 UNITS = {
     "memory_fixed_s": "s, a step: weights and launches",
@@ -58,6 +58,7 @@ UNITS = {
     "computed_tokens": "tokens a request computes",
     "computed_slope": "its exponent in sessions",
     "first_tokens": "tokens of a first prompt",
+    "output_spread": "sd of log(output of a request)",
     "shared_tokens": "tokens all sessions share",
     "pool_scale": "of the KV pool that memory leaves",
     "prefill_s_per_request": "s, known better than its parts",

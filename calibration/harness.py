@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 from replicast.calibration.buckets import REQUEST_EDGES_S, TPOT_EDGES_S, TTFT_EDGES_S, token_edges
+from replicast.calibration.spread import log_sd_of
 from replicast.calibration.sweep import Gauge, Histogram, SweepLevel
 from replicast.calibration.workload import LevelLoad, draw_sessions
 from replicast.sim.config import EngineConfig
@@ -72,6 +73,7 @@ class Observed(NamedTuple):
     prompt_per_request: float
     output_per_request: float
     computed_per_request: float
+    output_log_sd: float
 
 
 def run_level(load: LevelLoad, server: ServerModel, seed: int) -> RunResult:
@@ -121,6 +123,7 @@ def observe(run: RunResult, load: LevelLoad) -> Observed:
         prompt_per_request=prompt * per,
         output_per_request=output * per,
         computed_per_request=computed * per,
+        output_log_sd=log_sd_of(records.output_tokens[done]),
     )
 
 

@@ -22,7 +22,7 @@ from typing import Literal
 from replicast.calibration.growth import CALLS_PER_SESSION, Growth, learn_growth
 from replicast.calibration.server import ServerFacts, seconds_of_load
 from replicast.calibration.sweep import SweepLevel
-from replicast.calibration.workload import LevelLoad
+from replicast.calibration.workload import OUTPUT_SPREAD, LevelLoad
 
 Source = Literal["counted", "kv", "waiting", "guess"]
 
@@ -117,6 +117,7 @@ def load_of(
     computed_tokens: float,
     first_tokens: float | None = None,
     shared_tokens: float = SHARED_TOKENS,
+    output_spread: float = OUTPUT_SPREAD,
 ) -> LevelLoad:
     """The load to simulate; `lengths` are its means."""
     load_s, window_s = seconds_of_load(level)
@@ -124,7 +125,9 @@ def load_of(
     own = own_growth(growth)
     if first_tokens is not None:
         own = own.starting(first_tokens)
-    return load_for(concurrency, load_s, window_s, lengths, own, computed_tokens, shared_tokens)
+    return load_for(
+        concurrency, load_s, window_s, lengths, own, computed_tokens, shared_tokens, output_spread
+    )
 
 
 def own_growth(growth: Growth) -> Growth:
@@ -141,6 +144,7 @@ def load_for(
     growth: Growth,
     computed_tokens: float,
     shared_tokens: float,
+    output_spread: float = OUTPUT_SPREAD,
 ) -> LevelLoad:
     """The load of `concurrency` sessions with these lengths; `growth` is that of the part not shared.
 
@@ -165,6 +169,7 @@ def load_for(
         load_s=load_s,
         window_s=window_s,
         expected_requests=max(lengths.requests, float(lengths.streams)),
+        output_spread=output_spread,
     )
 
 

@@ -14,6 +14,7 @@ fitted as logarithms, inside the bounds of physics and with weak priors from it.
     computed_tokens       computed by a request after a session's first, at the geometric mean of the levels
     computed_slope        its exponent in concurrency: levels cut at the deadline see earlier turns when slow
     first_tokens          of a session's own in its first prompt
+    output_spread         sd of log(output)
     shared_tokens         of all sessions' prompts: the cache holds them once, so the KV gauge tells prompts
                           only together with it
     pool_scale            of a KV pool that is not given, against what memory leaves
@@ -46,8 +47,9 @@ from replicast.calibration.lengths import (
 from replicast.calibration.physics import FRONT_END
 from replicast.calibration.profile import StepSeconds
 from replicast.calibration.server import ServerFacts
+from replicast.calibration.spread import counted_log_sd
 from replicast.calibration.sweep import Gauge, Histogram, SweepLevel
-from replicast.calibration.workload import LevelLoad
+from replicast.calibration.workload import OUTPUT_SPREAD, LevelLoad
 from replicast.sim.config import EngineConfig
 from replicast.sim.engine.factory import make_engine
 from replicast.sim.engine.step_time import StepTime
@@ -110,6 +112,7 @@ def parameters(levels: Sequence[SweepLevel], facts: ServerFacts) -> list[Paramet
         )
         found.append(Parameter("computed_slope", 0.0, 0.0, 0.25, -1.0, 1.0))
     found.append(_near("first_tokens", own_growth(growth_of(seen)).first_tokens, FIRST_SPREAD, 50.0, 1.5e5))
+    found.append(_near("output_spread", OUTPUT_SPREAD, 0.25, 0.3, 2.5))
     if any(lengths.source == "kv" for lengths in seen):
         found.append(_near("shared_tokens", SHARED_TOKENS, 0.8, 200.0, 40_000.0))
         if not facts.pool_is_given:
@@ -262,6 +265,7 @@ class LevelModel:
             computed_tokens=computed * self.computed_factor,
             first_tokens=point.values.get("first_tokens"),
             shared_tokens=shared,
+            output_spread=point.get("output_spread", OUTPUT_SPREAD),
         )
 
     def match(self, point: Point, seeds: Sequence[int]) -> None:
@@ -326,6 +330,7 @@ def measured(level: SweepLevel) -> dict[str, float | None]:
         "running_mean": mean(level.running),
         "waiting_mean": mean(level.waiting),
         "kv_usage_mean": mean(level.kv_usage),
+        "output_log_sd": counted_log_sd(level.output_per_request),
     }
 
 

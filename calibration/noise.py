@@ -33,6 +33,7 @@ FLOOR = {
     "output_tokens_per_s": 0.15,
     "running_mean": 0.05,
     "kv_usage_mean": 0.07,
+    "output_log_sd": 0.05,
 }
 METRICS = tuple(FLOOR)
 LENGTHS = 3  # of `surplus`

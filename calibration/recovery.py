@@ -79,7 +79,8 @@ class Bed:
     @property
     def truth(self) -> dict[str, float]:
         """What a calibration is to find, by name."""
-        return self.steps._asdict() | {"first_tokens": self.loads[0].first_tokens}
+        load = self.loads[0]
+        return self.steps._asdict() | {"first_tokens": load.first_tokens, "output_spread": load.output_spread}
 
 
 def random_bed(
@@ -98,12 +99,14 @@ def random_bed(
     steps = StepSeconds(**{key: _drawn(prior, rng) for key, prior in facts.priors.items()})
     prompt, output = rng.uniform(25_000, 70_000), rng.uniform(150, 900)
     computed, first = rng.uniform(1_500, 12_000), rng.uniform(6_000, 14_000)
+    spread = rng.uniform(0.9, 1.5)
     a_request = 0.5 + computed * steps.compute_per_token_s + output * steps.memory_fixed_s
     loads = tuple(
         LevelLoad(
             concurrency=c, streams=c, prompt_tokens=prompt, output_tokens=output, computed_tokens=computed,
             first_tokens=first, shared_tokens=12_000, tool_s=0.3, calls_per_session=66, load_s=load_s,
             window_s=load_s + 120, expected_requests=max(c * load_s / a_request / (1 + 0.15 * c), 3.0 * c),
+            output_spread=spread,
         )
         for c in concurrencies
     )  # fmt: skip

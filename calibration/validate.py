@@ -39,9 +39,10 @@ LEAST_FOR_LOO = 3  # two others to fit
 KV_FREE = 0.95  # KV peak up to which the cache does not bind
 DRAWS = 6
 # The rival's share, in logarithms. Where lengths are guessed both forecasts rest on the same neighbours, and
-# more than half is best; where they are given the simulation knows what the rival does not, least of prefill
-# (computed tokens).
+# more than half is best, most where a guess is multiplied (queues) or all there is (computed tokens); where
+# they are given the simulation knows what the rival does not, least of prefill (computed tokens).
 SHARE_GUESSED = 0.6
+GUESSED: Mapping[str, float] = {"queue_mean_s": 0.7, "prefill_mean_s": 0.7, "waiting_mean": 0.7}
 SHARES: Mapping[str, float] = {
     "tpot_mean_s": 0.0,
     "ttft_mean_s": 0.3,
@@ -350,7 +351,7 @@ def rows_of(
 
 def share_of(load: Load, metric: str) -> float:
     """The rival's share in a prediction."""
-    return SHARE_GUESSED if load == "concurrency" else SHARES[metric]
+    return GUESSED.get(metric, SHARE_GUESSED) if load == "concurrency" else SHARES[metric]
 
 
 def combined(found: Range, rival: float | None, name: str, share: float) -> Range:

@@ -42,7 +42,7 @@ class LevelLoad:
 
     `streams` requests are alive at a time, each followed by `tool_s` of tools. `first_tokens` are computed
     by the first prompt of a session, `computed_tokens` by each later one. `expected_requests` sizes the
-    workload, it does not bound it.
+    workload, it does not bound it. `output_spread` is the sd of the logarithm of outputs.
     """
 
     concurrency: int
@@ -57,6 +57,7 @@ class LevelLoad:
     load_s: float
     window_s: float
     expected_requests: float
+    output_spread: float = OUTPUT_SPREAD
 
 
 @lru_cache(maxsize=64)  # trials of step times meet the same loads again
@@ -79,7 +80,7 @@ def _session(load: LevelLoad, seed: int, index: int, turns_cap: int, max_model_l
     turns = max(min(round(calls), turns_cap), 1)
     z = side * rng.standard_normal((2, turns))
     tools = rng.exponential(load.tool_s, turns) if load.tool_s > 0 else np.zeros(turns)
-    outputs = load.output_tokens * np.exp(OUTPUT_SPREAD * z[0] - OUTPUT_SPREAD**2 / 2)
+    outputs = load.output_tokens * np.exp(load.output_spread * z[0] - load.output_spread**2 / 2)
     per_session = COMPUTED_OF_SESSION * float(computed_z) - COMPUTED_OF_SESSION**2 / 2
     computed = load.computed_tokens * np.exp(per_session + COMPUTED_SPREAD * z[1] - COMPUTED_SPREAD**2 / 2)
     size = math.exp(PROMPT_SPREAD * float(level_z) - PROMPT_SPREAD**2 / 2)

@@ -32,7 +32,8 @@ def compared(
     level: SweepLevel, *, slower: float = 1.0, means: dict[str, float] | None = None
 ) -> list[Agreement]:
     """The level against the server it ran on, or one that takes longer for everything."""
-    latents = {"first_tokens": BED.loads[0].first_tokens, "shared_tokens": BED.loads[0].shared_tokens}
+    names = ("first_tokens", "output_spread", "shared_tokens")
+    latents = {name: getattr(BED.loads[0], name) for name in names}
     point = Point({name: slower * value for name, value in TRUTH.items()} | latents)
     model = LevelModel(level, FACTS, 7.0)
     for _ in range(3):

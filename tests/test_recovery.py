@@ -31,7 +31,7 @@ def bed() -> Bed:
 
 def test_intervals_hold_the_truth(bed: Bed) -> None:
     rows = recover(bed, simulated_sweep(bed, 1))
-    assert {row.name for row in rows} == {*ENGINE, "first_tokens"}
+    assert {row.name for row in rows} == {*ENGINE, "first_tokens", "output_spread"}
     assert sum(row.inside for row in rows) >= 5
     found = {row.name: row for row in rows}
     # What the interval says must be worth saying.
