@@ -15,12 +15,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from replicast.calibration.check import check_sweep, usable_levels
+from replicast.calibration.check import NotUsableError, check_sweep, usable_levels
 from replicast.calibration.facts import Model
 from replicast.calibration.fit import Fitted, centre_of, fit
 from replicast.calibration.harness import MakeEngine
 from replicast.calibration.learned import Learned, tables_of
-from replicast.calibration.lengths import too_long
+from replicast.calibration.lengths import SHARED_TOKENS, too_long, with_context
 from replicast.calibration.model import Point, point_at, step_seconds
 from replicast.calibration.physics import check_peak
 from replicast.calibration.pool import scaled_pool
@@ -43,6 +43,7 @@ from replicast.calibration.validate import (
 from replicast.sim.engine.factory import make_engine
 from replicast.sim.errors import InputError
 from replicast.sim.fleet.config import FrontEnd
+from replicast.sim.planning.quantiles import Estimate, digits
 from replicast.sim.report.numbers import significant
 
 SCHEMA = "replicast/calibrate/1"
@@ -61,7 +62,7 @@ UNITS = {
     "output_spread": "sd of log(output of a request)",
     "shared_tokens": "tokens all sessions share",
     "pool_scale": "of the KV pool that memory leaves",
-    "prefill_s_per_request": "s, known better than its parts",
+    "prefill_s_per_request": "s, of a later request alone: known better than its parts",
 }
 
 
@@ -117,9 +118,8 @@ class Calibration:
             f" {'parameter':22} {'value':>9}  {'95 % interval':22} {'status':24} what",
         ]
         for it in self._intervals():
-            span = f"{it.low:.3g} to {it.high:.3g}"
-            value = 0.0 if it.low < 0 and abs(it.value) < 1e-3 * (it.high - it.low) else it.value
-            lines.append(f" {it.name:22} {value:9.3g}  {span:22} {it.status:24} {UNITS.get(it.name, '')}")
+            span = f"{it.low:.2g} to {it.high:.2g}"
+            lines.append(f" {it.name:22} {_value(it):>9}  {span:22} {it.status:24} {UNITS.get(it.name, '')}")
         profiled = [it.name for it in self._intervals() if it.method != "covariance"]
         lines.append(
             f" Intervals from the covariance; by profile likelihood: {', '.join(profiled) or 'none'}."
@@ -187,7 +187,7 @@ def calibrate(
     facts = server_facts(sweep, given, hardware=hardware, model=model)
     chosen, warnings = choose_levels(sweep, levels)
     chosen, more = healthy(sweep, chosen, force=force)
-    warnings += more
+    warnings += [*more, *_one_engine(sweep, chosen, given, force=force)]
     if len(chosen) < MIN_LEVELS:
         raise InputError(
             f"{len(chosen)} usable level{'s' * (len(chosen) != 1)} to calibrate on, {MIN_LEVELS} are needed",
@@ -227,6 +227,21 @@ def healthy(sweep: Sweep, levels: list[SweepLevel], *, force: bool) -> tuple[lis
     return kept, [f"left out, the checks fail it: {name}" for name in out]
 
 
+def _one_engine(sweep: Sweep, levels: Sequence[SweepLevel], given: Given | None, *, force: bool) -> list[str]:
+    """Counters of several engines are added: no fit of one engine explains them."""
+    told = (given or Given()).over(sweep.given).data_parallel_size
+    count = max([told or 1, *(level.engines or 1 for level in levels)])
+    if count == 1:
+        return []
+    if force:
+        return [f"forced: {count} engines are taken for one, with the KV pool of one"]
+    raise NotUsableError(
+        f"not usable: its counters are those of {count} engines together, and a server is learnt as one",
+        where=sweep.source,
+        remedy="give the counters of one engine (label engine) and its sessions; --force takes all for one",
+    )
+
+
 def learned_from(fitted: Fitted, known: Uncertainty, point: Point) -> Learned:
     """The fit, in the form that is stored."""
     levels = tuple(known_level(model, residuals_of(model, point)) for model in fitted.models)
@@ -251,10 +266,13 @@ def profile_of(
     scale = learned.point.get("pool_scale", 1.0)
     args = facts.args if scale == 1.0 else scaled_pool(facts.args, scale)
     latents = {name: learned.point.values[name] for name in LATENTS if name in learned.point.values}
-    # The pool is written as scaled: nothing is left to scale by.
+    # The pool is written as scaled, and lengths that rest on it: nothing is left to scale by.
     written = [i for i, p in enumerate(learned.params) if p.name != "pool_scale"]
+    shared = learned.point.get("shared_tokens", SHARED_TOKENS)
+    as_read = [with_context(level.lengths, SHARED_TOKENS, scale) for level in learned.levels]
     stored = replace(
         learned,
+        levels=tuple(replace(v, lengths=n) for v, n in zip(learned.levels, as_read, strict=True)),
         params=tuple(learned.params[i] for i in written),
         x=learned.x[written],
         covariance=learned.covariance[written][:, written],
@@ -269,7 +287,7 @@ def profile_of(
     }
     if held_out is not None:
         tables["validation"] = validation_table(held_out)
-    lengths = [level.lengths for level in learned.levels]
+    lengths = [with_context(level.lengths, shared, scale) for level in learned.levels]
     hits = [1 - n.computed / n.prompt for n in lengths if n.computed is not None]
     ranges = {
         "concurrency": _span([float(level.concurrency) for level in learned.levels]),
@@ -323,6 +341,14 @@ def _span(values: Sequence[float]) -> tuple[float, float]:
     if high < 2:
         return (round(low, 3), round(high, 3))
     return (float(math.floor(low)), float(math.ceil(high)))
+
+
+def _value(it: Interval) -> str:
+    """The value with the digits that its interval supports, from one to three."""
+    places = digits(Estimate(it.value, it.low, it.high, 1))
+    size = math.floor(math.log10(abs(it.value))) if it.value else 0
+    kept = min(max(places + size + 1, 1), 3)
+    return "0" if it.low < 0 and round(it.value, places) == 0 else f"{it.value:.{kept}g}"
 
 
 def _g(value: float, digits: int = 4) -> float:

@@ -28,7 +28,13 @@ HISTOGRAMS = (
     "request_time_per_output_token_seconds", "request_prompt_tokens", "request_generation_tokens",
     "request_prefill_kv_computed_tokens",
 )  # fmt: skip
-COUNTERS = ("prompt_tokens_total", "prompt_tokens_cached_total", "generation_tokens_total", "finished")
+COUNTERS = (
+    "prompt_tokens_total",
+    "prompt_tokens_cached_total",
+    "generation_tokens_total",
+    "finished",
+    "preemptions",
+)
 
 
 @dataclass(slots=True)
@@ -104,6 +110,9 @@ def collect(
     running = _alive(scheduled, end, times)
     waiting = _alive(handed, np.where(np.isnan(scheduled), cut_s, scheduled), times)
     usage = _usage(run, times)
+    # When each happened is not recorded; a window's total is what readers take.
+    preemptions = float(run.replicas[0].stats.num_preemptions)
+    preempted = np.floor(preemptions * np.clip(times / max(cut_s, 1e-9), 0.0, 1.0))
     scrapes = []
     for i, offset in enumerate(at.tolist()):
         state = EngineState(
@@ -116,7 +125,7 @@ def collect(
                 "request_success_total": {
                     "stop": counted.counters["finished"] + float(counters["finished"][i])
                 },
-                "num_preemptions_total": 0.0,
+                "num_preemptions_total": counted.counters["preemptions"] + float(preempted[i]),
             },
             gauges={
                 "num_requests_running": float(running[i]),
@@ -134,6 +143,7 @@ def collect(
         scrapes.append(Scrape(start_s + offset, (state,)))
     for name, values in counters.items():
         counted.counters[name] += float(values[-1])
+    counted.counters["preemptions"] += preemptions
     for name in HISTOGRAMS:
         total, counts = counted.histograms[name]
         counted.histograms[name] = (total + float(sums[name][-1]), counts + buckets[name][-1])

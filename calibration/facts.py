@@ -147,6 +147,10 @@ def mla(
     )
 
 
+FOUR_BITS = re.compile(r"int4|awq|gptq|w4a|4[-_ ]?bit|bitsandbytes")
+EIGHT_BITS = re.compile(r"fp8|int8|w8a8|8[-_ ]?bit")
+
+
 @dataclass(frozen=True, slots=True)
 class Model:
     """What a step of one model moves and computes.
@@ -176,6 +180,24 @@ class Model:
         if dtype is None or dtype == "auto":
             return self
         return replace(self, kv_dtype="fp8" if "fp8" in dtype else "bf16")
+
+    def quantized(self, text: str) -> Model:
+        """The same with its weights stored as a name or a `--quantization` says; itself where it does not.
+
+        Weights of four bits without such activations (AWQ, GPTQ) are multiplied as they were.
+        """
+        words = text.lower()
+        if "fp4" in words:
+            return self._stored("fp4", "fp4")
+        if FOUR_BITS.search(words):
+            return self._stored(self.precision, "fp4")
+        return self._stored("fp8", "fp8") if EIGHT_BITS.search(words) else self
+
+    def _stored(self, multiplied: Precision, stored: Precision) -> Model:
+        size = self.parameters * BYTES[stored]
+        if size > 0.9 * self.weight_bytes:  # already so
+            return self
+        return replace(self, precision=multiplied, weight_bytes=size)
 
     @property
     def kv_bytes(self) -> float:
@@ -262,11 +284,15 @@ MODELS: Mapping[str, Model] = {
 }  # fmt: skip
 
 
+OTHER_DEVICE = re.compile(r"40 ?GB|PCIE|NVL|\bMIG\b")
+
+
 def find_gpu(name: str) -> Gpu:
     """A GPU by its name, or by a longer one that holds it ("NVIDIA H200 SXM")."""
     wanted = name.upper()
     for known in sorted(GPUS, key=len, reverse=True):
-        if known.upper() in wanted:
+        # "GH200" is another chip than H200, and an A100 of 40 GB or an H100 NVL has another memory.
+        if re.search(rf"(?<![A-Z0-9]){known.upper()}(?![0-9])", wanted) and not OTHER_DEVICE.search(wanted):
             return GPUS[known]
     raise InputError(f"no facts about a GPU {name!r}", remedy=f"known: {', '.join(GPUS)}")
 
@@ -278,9 +304,7 @@ def find_model(name: str, kv_cache_dtype: str | None = None) -> Model | None:
     if not fits:
         return None
     model = MODELS[max(fits, key=len)].with_kv(kv_cache_dtype)
-    if "fp8" in wanted and model.precision == "bf16":
-        model = replace(model, precision="fp8", weight_bytes=model.parameters)
-    return model
+    return model.quantized(name)
 
 
 def model_from_config(path: Path, parameters: float, active: float | None = None) -> Model:

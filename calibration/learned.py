@@ -86,6 +86,7 @@ def lengths_at(concurrency: int, load_s: float, known: Sequence[KnownLevel]) -> 
         computed=None if None in computed else between([c or 0.0 for c in computed]),
         requests=between([level.lengths.requests / level.load_s for level in levels]) * load_s,
         alive=between([level.lengths.alive / level.concurrency for level in levels]) * concurrency,
+        running=between([level.lengths.running / level.concurrency for level in levels]) * concurrency,
         source="kv" if "kv" in sources else levels[0].lengths.source,
     )
     growth = growth_of([level.lengths for level in levels])
@@ -113,7 +114,7 @@ def interpolated(concurrency: int, metric: str, known: Sequence[KnownLevel]) -> 
 def tables_of(learned: Learned, latents: Mapping[str, float]) -> dict[str, dict[str, Any]]:
     """The profile's tables `load`, `levels` and `covariance`."""
     levels = {
-        f"c{level.concurrency}": {
+        key: {
             "concurrency": level.concurrency,
             "load_s": level.load_s,
             "prompt_tokens": _figures(level.lengths.prompt),
@@ -126,11 +127,12 @@ def tables_of(learned: Learned, latents: Mapping[str, float]) -> dict[str, dict[
             "requests": _figures(level.lengths.requests),
             "alive": _figures(level.lengths.alive),
             "held_share": _figures(level.lengths.held_share),
+            "running": _figures(level.lengths.running),
             "source": level.lengths.source,
             "measured": {name: _figures(value, 6) for name, value in level.measured.items()},
             "residuals": {name: round(value, 4) for name, value in level.residuals.items()},
         }
-        for level in learned.levels
+        for key, level in zip(_keys(learned.levels), learned.levels, strict=True)
     }
     return {
         "load": {name: _figures(value) for name, value in latents.items()}
@@ -143,6 +145,15 @@ def tables_of(learned: Learned, latents: Mapping[str, float]) -> dict[str, dict[
             "log_matrix": [[_figures(v, 4) for v in row] for row in learned.covariance.tolist()],
         },
     }
+
+
+def _keys(levels: Sequence[KnownLevel]) -> list[str]:
+    """`c5` of a level of five sessions, `c5_2` of a second one."""
+    names = [f"c{level.concurrency}" for level in levels]
+    return [
+        name if (before := names[:at].count(name)) == 0 else f"{name}_{before + 1}"
+        for at, name in enumerate(names)
+    ]
 
 
 def learned_of(profile: Profile) -> Learned:
@@ -211,6 +222,7 @@ def _level(row: Mapping[str, Any]) -> KnownLevel:
             float(row["prompt_tokens"]), float(row["output_tokens"]),
             float(row["computed_tokens"]) if "computed_tokens" in row else None, float(row["requests"]),
             float(row["alive"]), cast(Source, row["source"]), float(row["held_share"]),
+            float(row.get("running", 0.0)),
         ),
         float(row["load_s"]),
         {name: float(value) for name, value in row["measured"].items()},

@@ -45,6 +45,7 @@ class Lengths:
     alive: float
     source: Source
     held_share: float = 0.0  # of the KV pool, per running request, where the gauges tell
+    running: float = 0.0  # of those alive, while load lasts; 0 where no gauge tells
 
     @property
     def streams(self) -> int:
@@ -81,7 +82,11 @@ def lengths_of(level: SweepLevel, facts: ServerFacts) -> Lengths:
         computed = max(computed / requests, 1.0)
     elif level.hit_rate is not None:
         computed = max(prompt * (1 - level.hit_rate), 1.0)
-    return Lengths(prompt, max(output, 2.0), computed, max(requests, 1.0), alive, source, _held(level))
+    running = level.running.mean or 0.0 if level.running else 0.0
+    return Lengths(
+        prompt, max(output, 2.0), computed, max(requests, 1.0), alive, source, _held(level),
+        running * window_s / load_s,
+    )  # fmt: skip
 
 
 def too_long(level: SweepLevel, facts: ServerFacts) -> str | None:
@@ -181,11 +186,11 @@ def growth_of(levels: Sequence[Lengths]) -> Growth:
 def with_context(lengths: Lengths, shared_tokens: float, pool_scale: float) -> Lengths:
     """What prompts that rest on the KV gauge are with another shared prefix or pool.
 
-    The gauge holds the shared prefix once: all but one of the requests alive have it beside what it tells.
+    The gauge holds the shared prefix once: all but one of the running requests have it beside what it tells.
     """
     if lengths.source != "kv":
         return lengths
-    unseen = 1 - 1 / max(lengths.alive, 1.0)
+    unseen = 1 - 1 / max(lengths.running or lengths.alive, 1.0)
     context = max(lengths.prompt - SHARED_TOKENS * unseen, 0.1 * lengths.prompt)
     prompt = pool_scale * context + shared_tokens * unseen
     longer = prompt / lengths.prompt

@@ -5,9 +5,9 @@ sequence adds. Compute side (seconds = operations / FLOPS). A coefficient at the
 lower bound; what servers reach of the peak is the prior, with a log-normal spread:
 
     bandwidth  65 % of the peak, x/ 1.5     codellama-34b on H100: 84 % for KV reads, 78 % for weights
-    arithmetic 40 % of the peak, x/ 1.8     codellama-34b on H100: 95 us a token are 72 %
+    arithmetic 40 % of the peak, x/ 1.4     codellama-34b on H100: 95 us a token are 72 %
     experts    20 % of the BF16 peak        in any precision: glm-5.2, deepseek-v3.2, kimi-k2.7 on H200
-    attention  40 % of the peak, x/ 1.8
+    attention  40 % of the peak, x/ 1.4
 
 (With these, prefill times of 28 task windows of the agentic sweeps come out with a median error of a tenth.)
 
@@ -33,6 +33,7 @@ from replicast.sim.fleet.config import FrontEnd
 BANDWIDTH_SHARE, BANDWIDTH_SPREAD = 0.65, 1.5
 FLOPS_SHARE, FLOPS_SPREAD = 0.40, 1.4  # spread: 1.27 between 11 models in task windows
 EXPERTS_SHARE = 0.20  # of the BF16 peak
+ROW_S = 5e-6  # sampling and small kernels of one more row, whatever the model
 LAUNCH_S = 12e-6  # per layer and step, CUDA graphs on
 PCIE = ("L40S",)
 # Two all-reduces a layer: of one row (latency) and of each token of a chunk (bf16 over the link).
@@ -81,7 +82,7 @@ def priors(model: Model, gpu: Gpu, tensor_parallel_size: int) -> dict[str, Prior
         ),
         "memory_per_seq_s": Prior(
             0.0,
-            (more + model.sequence_bytes) / (BANDWIDTH_SHARE * bandwidth) + _row_s(model, bandwidth),
+            (more + model.sequence_bytes) / (BANDWIDTH_SHARE * bandwidth) + ROW_S,
             math.log(2.5),
         ),
         "compute_fixed_s": Prior(0.0, LAUNCH_S * model.layers + exchange, wide),
@@ -113,11 +114,6 @@ def _expert_bytes(model: Model) -> tuple[float, float]:
     slope = sum((n - mean_n) * t for n, t in zip(count, touched, strict=True))
     slope /= sum((n - mean_n) ** 2 for n in count)
     return dense + (mean - slope * (mean_n - 1)) * routed, slope * routed
-
-
-def _row_s(model: Model, bandwidth: float) -> float:
-    """Sampling and small kernels of one more row: a few microseconds whatever the model."""
-    return 5e-6
 
 
 def _reached_flops(model: Model, gpu: Gpu, tp: int) -> float:

@@ -11,7 +11,17 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from replicast.calibration.facts import INSTANCES, PRICES, Attention, Gpu, Model, find_gpu, find_model
+from replicast.calibration.facts import (
+    EIGHT_BITS,
+    FOUR_BITS,
+    INSTANCES,
+    PRICES,
+    Attention,
+    Gpu,
+    Model,
+    find_gpu,
+    find_model,
+)
 from replicast.calibration.hybrid import context_tokens
 from replicast.calibration.physics import (
     Priors,
@@ -28,6 +38,8 @@ from replicast.sim.defaults import resolve
 from replicast.sim.errors import InputError
 from replicast.sim.kv_groups import blocks_per_request
 
+TWO_BYTES = re.compile(r"auto|bfloat16|float16|half")
+QUANTIZED = re.compile(rf"{FOUR_BITS.pattern}|{EIGHT_BITS.pattern}|fp4|bf16|fp16|none")
 UNKNOWN_SPREAD = 0.7  # of the logarithm of a coefficient: a factor of two
 
 
@@ -86,6 +98,7 @@ def server_facts(
         notes.append(f"tensor_parallel_size is not told: {tp}, {why}")
     found = model or _model(told, sweep)
     known = found is not None
+    notes += _unused(told, found)
     if found is None:
         found = _stand_in(sweep, gpu, tp)
         notes.append("no facts about this model: its size is read off the fastest level, bounds are weak")
@@ -142,6 +155,17 @@ def server_facts(
     )
 
 
+def physics_of(sweep: Sweep, facts: ServerFacts) -> Priors:
+    """Priors of physics alone for the server of `facts`, which may come from a profile."""
+    gpu, tp = facts.gpu, facts.tensor_parallel_size
+    model = find_model(facts.model.name)
+    if model is None:
+        return _priors(_stand_in(sweep, gpu, tp), gpu, tp, known=False)
+    told = sweep.given
+    model = model.quantized(told.quantization or "").with_kv(told.kv_cache_dtype)
+    return _priors(model, gpu, tp, known=True)
+
+
 def _priors(model: Model, gpu: Gpu, tp: int, *, known: bool) -> Priors:
     """Those of physics, wider for a model that is not known."""
     found = priors(model, gpu, tp)
@@ -176,6 +200,8 @@ def _tensor_parallel_size(told: Given, sweep: Sweep, count: int | None) -> tuple
     for name in names:
         if match := re.search(r"[-_]tp(\d+)(?![0-9])", name):
             return int(match.group(1)), "by its name"
+    if told.gpus is not None:
+        return told.gpus, f"all {told.gpus} GPUs that are told"
     price, instance = told.price_usd_per_hour, told.instance or ""
     if price and count:
         for whole in PRICES.get(instance, ()):
@@ -186,11 +212,29 @@ def _tensor_parallel_size(told: Given, sweep: Sweep, count: int | None) -> tuple
 
 
 def _model(told: Given, sweep: Sweep) -> Model | None:
-    return next((found for name in (told.model, sweep.model) if name and (found := find_model(name))), None)
+    found = next((found for name in (told.model, sweep.model) if name and (found := find_model(name))), None)
+    return found.quantized(told.quantization) if found is not None and told.quantization else found
+
+
+def _unused(told: Given, model: Model | None) -> list[str]:
+    """Told facts that a fit does not use: they bear on what its coefficients mean."""
+    notes = []
+    if (told.pipeline_parallel_size or 1) > 1:
+        notes.append(f"pipeline_parallel_size {told.pipeline_parallel_size} is not used: one stage is taken")
+    if told.num_speculative_tokens:
+        notes.append(
+            f"num_speculative_tokens {told.num_speculative_tokens} is not used: fitted step times are those "
+            "of a token, whatever share of drafts was accepted"
+        )
+    if told.dtype and not TWO_BYTES.search(told.dtype.lower()):
+        notes.append(f"dtype {told.dtype} is not used: weights that are not quantized have two bytes")
+    if told.quantization and model is not None and not QUANTIZED.search(told.quantization.lower()):
+        notes.append(f"quantization {told.quantization} is not used: weights are {model.precision}")
+    return notes
 
 
 def _stand_in(sweep: Sweep, gpu: Gpu, tp: int) -> Model:
-    """A dense model whose weights would take the fastest level's time per token."""
+    """A model whose weights would take half the fastest level's time per token; a quarter is used by each."""
     tpots = [level.tpot.mean for level in sweep.levels if level.tpot is not None and level.tpot.mean]
     size = (min(tpots) if tpots else 0.02) * 0.5 * gpu.bytes_per_s * tp
     return Model(

@@ -4,8 +4,7 @@ Near the optimum the log parameters are normal. Their covariance is that of an e
 residuals for independent, while those of a level share one realisation (`noise`). Reported: a 95 % interval
 and by which method it was made (`likelihood` where the covariance cannot be trusted), whether the prior or
 the data decided ("weak"), parameters at a bound, and pairs that the data cannot tell apart, with what would
-separate them. Combinations can be well known where their parts are not: prefill seconds a request =
-compute_per_token x computed tokens.
+separate them. Combinations can be well known where their parts are not: prefill seconds a request.
 
 Leaving a level out takes off what it pulls, by one Gauss-Newton step from the optimum of all levels.
 """
@@ -28,6 +27,7 @@ Floats = NDArray[np.float64]
 
 INSEPARABLE = 0.85
 AT_BOUND = 0.02  # of a logarithm
+WEAKLY = "weak: the prior decides"
 LONGEST_STEP = 0.7
 _DRAWS = 23  # random stream
 COUNTED_HELPS = {"compute_per_token_s", "computed_tokens", "first_tokens", "computed_slope"}
@@ -135,7 +135,7 @@ def _interval(fitted: Fitted, covariance: Floats, i: int) -> Interval:
     elif p.high - x < AT_BOUND:
         status = "at its upper bound"
     elif sd > WEAK * p.spread:
-        status = "weak: the prior decides"
+        status = WEAKLY
     else:
         status = "fitted"
     if p.name == "computed_slope":
@@ -144,13 +144,24 @@ def _interval(fitted: Fitted, covariance: Floats, i: int) -> Interval:
 
 
 def _combined(fitted: Fitted, covariance: Floats, names: Sequence[str]) -> tuple[Interval, ...]:
-    """Products that are known better than their parts."""
+    """Products that are known better than their parts: prefill of a request after a session's first, alone.
+
+    computed tokens x (cost of a token + cost of a pair x mean prompt); the cost of a pair is then physics'.
+    """
     if not {"compute_per_token_s", "computed_tokens"} <= set(names):
         return ()
-    pick = np.array([1.0 if name in ("compute_per_token_s", "computed_tokens") else 0.0 for name in names])
-    x, half = float(pick @ fitted.x), half_width(fitted, float(pick @ covariance @ pick))
-    name = "prefill_s_per_request"
-    return (Interval(name, math.exp(x), math.exp(x - half), math.exp(x + half), "fitted"),)
+    at = {name: math.exp(fitted.x[names.index(name)]) for name in ("compute_per_token_s", "computed_tokens")}
+    prompt = float(np.mean([model.lengths.prompt for model in fitted.models]))
+    pairs_s = fitted.models[0].facts.priors["compute_per_pair_s"].value * prompt
+    token_s = at["compute_per_token_s"] + pairs_s
+    share = {"compute_per_token_s": at["compute_per_token_s"] / token_s, "computed_tokens": 1.0}
+    pick = np.array([share.get(name, 0.0) for name in names])
+    variance = float(pick @ covariance @ pick)
+    spreads = np.array([p.spread for p in fitted.params])
+    weak = math.sqrt(variance) > WEAK * float(np.linalg.norm(pick * spreads))
+    value, wide = at["computed_tokens"] * token_s, math.exp(half_width(fitted, variance))
+    status = WEAKLY if weak else "fitted"
+    return (Interval("prefill_s_per_request", value, value / wide, value * wide, status),)
 
 
 def _advice(first: str, second: str) -> str:

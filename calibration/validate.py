@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from replicast.calibration.agreement import Agreement, agreement_lines, agreements
+from replicast.calibration.check import check_sweep
 from replicast.calibration.fit import Fitted, centre_of, fit
 from replicast.calibration.harness import METRICS, MakeEngine
 from replicast.calibration.learned import KnownLevel, Learned, facts_of, interpolated, learned_of, lengths_at
@@ -25,7 +26,7 @@ from replicast.calibration.lengths import lengths_of
 from replicast.calibration.model import LevelModel, back, front_end_of, measured, point_at, transformed
 from replicast.calibration.predict import LARGEST, Load, Range, Residuals, predict, residuals_of
 from replicast.calibration.profile import Profile
-from replicast.calibration.server import ServerFacts, seconds_of_load
+from replicast.calibration.server import ServerFacts, physics_of, seconds_of_load
 from replicast.calibration.sweep import Sweep, SweepLevel
 from replicast.calibration.uncertainty import covariance_of, draw_points, without_level
 from replicast.sim.engine.factory import make_engine
@@ -208,6 +209,9 @@ def validate(
                 where=sweep.source,
                 remedy="Give a sweep of more levels, or leave --loo out.",
             )
+        warnings += failed_levels(sweep, chosen)
+        # What the profile learnt of these levels must not come back as prior.
+        facts = replace(facts, priors=physics_of(sweep, facts))
         fitted = fit(chosen, facts, engines=engines, progress=progress)
         rows = leave_one_out(fitted, facts, loads=loads, engines=engines, buckets=buckets, progress=progress)
     else:
@@ -222,6 +226,15 @@ def validate(
             if progress is not None:
                 progress(f"level {level.concurrency}")
     return Validation(sweep.source, profile.name, loo, tuple(rows), tuple(warnings), tuple(buckets))
+
+
+def failed_levels(sweep: Sweep, levels: Sequence[SweepLevel]) -> list[str]:
+    """What the checks say of levels that are fitted all the same."""
+    result = check_sweep(sweep)
+    if not result.ok:
+        return [f"the checks call this sweep not usable: {result.of('fail')[0].text}"]
+    failed = [sweep.levels[i] for i in result.left_out]
+    return [f"the checks fail level {level.name}" for level in levels if level in failed]
 
 
 def choose_levels(sweep: Sweep, wanted: Sequence[int] | None) -> tuple[list[SweepLevel], list[str]]:

@@ -42,7 +42,8 @@ class LevelLoad:
 
     `streams` requests are alive at a time, each followed by `tool_s` of tools. `first_tokens` are computed
     by the first prompt of a session, `computed_tokens` by each later one. `expected_requests` sizes the
-    workload, it does not bound it. `output_spread` is the sd of the logarithm of outputs.
+    workload; `harness.run_level` draws more where they do not last. `output_spread` is the sd of the
+    logarithm of outputs.
     """
 
     concurrency: int

@@ -24,6 +24,7 @@ from replicast.calibration.sweep import HISTOGRAM_FIELDS, Gauge, Given, Histogra
 
 PREFIX = "vllm:"
 DRAIN_S = 120.0
+LOAD_STEP_S = 300.0
 USUAL_LOADS_S = (300.0, 600.0)
 CLOSE_S = 30.0  # a session may end, or a last reply take, so much before or after the load's end
 IDLE_TAIL_S = 5.0
@@ -207,15 +208,16 @@ def load_seconds(window_s: float | None) -> float | None:
     """How long load was offered, from a window that ends 120 s later, or None where it does not fit.
 
     The harness scrapes from 2 s before the load to the end of the drain: a 720 s session has a window
-    of 718 or 719 s and 600 s of load, one of 420 s has 300. Loads are whole minutes.
+    of 718 or 719 s and 600 s of load, one of 420 s has 300. Loads are multiples of five minutes. Windows of
+    whole minutes are somebody's own, without a drain that would be known.
 
-    >>> load_seconds(719.0), load_seconds(418.7), load_seconds(1481.0), load_seconds(45.0)
-    (600.0, 300.0, None, None)
+    >>> [load_seconds(window_s) for window_s in (719.0, 418.7, 1481.0, 45.0, 600.0)]
+    [600.0, 300.0, None, None, None]
     """
     if window_s is None:
         return None
-    load = round((window_s - DRAIN_S) / 60.0) * 60.0
-    return load if load >= 60.0 and -4.0 <= window_s - DRAIN_S - load <= 1.0 else None
+    load = round((window_s - DRAIN_S) / LOAD_STEP_S) * LOAD_STEP_S
+    return load if load > 0 and -4.0 <= window_s - DRAIN_S - load < 0 else None
 
 
 def histogram_of(totals: Total, metric: str, notes: list[str]) -> Histogram | None:

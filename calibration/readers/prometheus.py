@@ -63,10 +63,11 @@ def read_prometheus(
     source = str(paths[0]) if len(paths) == 1 else f"{paths[0].parent} ({len(paths)} files)"
     notes: list[str] = []
     dropped: Counter[str] = Counter()
-    groups: dict[int | None, ScrapeSet] = {}
+    groups: dict[tuple[int | None, Path | None], ScrapeSet] = {}
     inputs = []
     for path in sorted(paths):
-        scrapes = groups.setdefault(concurrency_in_name(path), ScrapeSet())
+        concurrency = concurrency_in_name(path)
+        scrapes = groups.setdefault((concurrency, path.parent if concurrency else None), ScrapeSet())
         text = read_text(path)
         rows = (
             _add_range(scrapes, path, dropped)
@@ -87,11 +88,11 @@ def read_prometheus(
         everything = _joined(groups.values())
         parts = [(load, everything) for load in loads]
     else:
-        parts = [(_whole_window(c, scrapes, load_s), scrapes) for c, scrapes in groups.items()]
-        if None in groups:
+        parts = [(_whole_window(c, scrapes, load_s), scrapes) for c, scrapes in _windows(groups)]
+        if (None, None) in groups:
             notes.append("no c<N> in a file's name and no manifest: one window of unknown concurrency")
     levels, chosen = _levels(parts, model, source, dropped, notes)
-    config = [labels for _, scrapes in parts[:1] for labels in config_labels(scrapes)]
+    config = [labels for scrapes in groups.values() for labels in config_labels(scrapes)]
     given = given_of_config(config, notes)
     odd = sum(scrapes.not_finite for scrapes in groups.values())
     if odd:
@@ -147,6 +148,20 @@ def _levels(
     if engines > 1:
         notes.append(f"{engines} engines are added: every figure is that of the whole deployment")
     return order_levels(merge_levels(level_list) for level_list in windows.values()), chosen
+
+
+def _windows(
+    groups: Mapping[tuple[int | None, Path | None], ScrapeSet],
+) -> list[tuple[int | None, ScrapeSet]]:
+    """A window a folder for a load that was run again; one for a load whose two ends lie in two folders."""
+    by_load: dict[int | None, list[ScrapeSet]] = {}
+    for (concurrency, _), scrapes in groups.items():
+        by_load.setdefault(concurrency, []).append(scrapes)
+    windows = []
+    for concurrency, parts in by_load.items():
+        ends = [len(part.times(float("-inf"), float("inf"))) for part in parts]
+        windows += [(concurrency, part) for part in (parts if min(ends) >= 2 else [_joined(parts)])]
+    return windows
 
 
 def _whole_window(concurrency: int | None, scrapes: ScrapeSet, load_s: float | None) -> Load:
