@@ -147,6 +147,8 @@ def mla(
     )
 
 
+# Of the families below, with another memory or bandwidth: A100 40 GB, H100 PCIe and NVL, GH200, slices.
+OTHER_DEVICE = re.compile(r"40 ?GB|H100.*PCIE|NVL|GH[0-9]|\bMIG\b")
 FOUR_BITS = re.compile(r"int4|awq|gptq|w4a|4[-_ ]?bit|bitsandbytes")
 EIGHT_BITS = re.compile(r"fp8|int8|w8a8|8[-_ ]?bit")
 
@@ -195,7 +197,7 @@ class Model:
 
     def _stored(self, multiplied: Precision, stored: Precision) -> Model:
         size = self.parameters * BYTES[stored]
-        if size > 0.9 * self.weight_bytes:  # already so
+        if size > 0.7 * self.weight_bytes:  # already so
             return self
         return replace(self, precision=multiplied, weight_bytes=size)
 
@@ -284,15 +286,11 @@ MODELS: Mapping[str, Model] = {
 }  # fmt: skip
 
 
-OTHER_DEVICE = re.compile(r"40 ?GB|PCIE|NVL|\bMIG\b")
-
-
 def find_gpu(name: str) -> Gpu:
     """A GPU by its name, or by a longer one that holds it ("NVIDIA H200 SXM")."""
     wanted = name.upper()
     for known in sorted(GPUS, key=len, reverse=True):
-        # "GH200" is another chip than H200, and an A100 of 40 GB or an H100 NVL has another memory.
-        if re.search(rf"(?<![A-Z0-9]){known.upper()}(?![0-9])", wanted) and not OTHER_DEVICE.search(wanted):
+        if re.search(rf"{known.upper()}(?![0-9])", wanted) and not OTHER_DEVICE.search(wanted):
             return GPUS[known]
     raise InputError(f"no facts about a GPU {name!r}", remedy=f"known: {', '.join(GPUS)}")
 

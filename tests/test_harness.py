@@ -13,7 +13,14 @@ from replicast.calibration.counters import collected_sweep
 from replicast.calibration.generate import write_collector_db
 from replicast.calibration.growth import Growth
 from replicast.calibration.harness import ServerModel, observe, run_level, simulated_level
-from replicast.calibration.lengths import Lengths, lengths_of, load_for, too_long
+from replicast.calibration.lengths import (
+    SHARED_TOKENS,
+    Lengths,
+    lengths_of,
+    load_for,
+    too_long,
+    with_context,
+)
 from replicast.calibration.physics import FRONT_END
 from replicast.calibration.server import server_facts
 from replicast.calibration.sweep import Given, Sweep, SweepLevel
@@ -163,3 +170,21 @@ def test_a_level_is_read_back_from_its_database(tmp_path: Path) -> None:
         assert level.running is not None
         assert truth.running is not None
         assert level.running.mean == pytest.approx(truth.running.mean, rel=0.1)
+
+
+def test_a_server_faster_than_expected_does_not_run_out_of_sessions() -> None:
+    wanted = run_level(replace(LOAD, expected_requests=400), SERVER, seed=2)
+    few = run_level(replace(LOAD, expected_requests=3), SERVER, seed=2)
+    assert few.window.end_s == pytest.approx(wanted.window.end_s)
+    assert few.records.finished.sum() > 3
+
+
+@given(st.floats(500.0, 40_000.0), st.floats(0.5, 2.0), st.floats(1.0, 30.0))
+def test_a_pool_written_as_scaled_gives_the_same_lengths(shared: float, scale: float, running: float) -> None:
+    """A profile stores lengths on the scaled pool and its `shared_tokens` beside them."""
+    seen = Lengths(60_000, 400, None, 200.0, running + 1, "kv", 0.02, running)
+    stored = with_context(seen, SHARED_TOKENS, scale)
+    again, direct = with_context(stored, shared, 1.0), with_context(seen, shared, scale)
+    assert again.prompt == pytest.approx(direct.prompt, rel=1e-9)
+    assert again.output == pytest.approx(direct.output, rel=1e-9)
+    assert again.requests == pytest.approx(direct.requests, rel=1e-9)

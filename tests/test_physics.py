@@ -11,7 +11,7 @@ import pytest
 from replicast.calibration.facts import GPUS, MODELS, find_gpu, find_model, model_from_config
 from replicast.calibration.physics import check_peak, estimate, expected_kv_tokens, priors
 from replicast.calibration.profile import parse_profile, profile_text
-from replicast.calibration.server import server_facts
+from replicast.calibration.server import ServerFacts, server_facts
 from replicast.calibration.sweep import Given, Sweep
 from replicast.sim.errors import InputError
 
@@ -171,3 +171,70 @@ def test_weights_that_cannot_be_multiplied_as_they_are_count_as_bf16() -> None:
     assert hopper.flops("fp4") == hopper.bf16_flops < hopper.flops("fp8")
     assert blackwell.flops("fp4") == blackwell.fp4_flops
     assert GPUS["A100"].flops("fp8") == GPUS["A100"].bf16_flops
+
+
+@pytest.mark.parametrize(
+    "name", ["NVIDIA A100-SXM4-40GB", "NVIDIA GH200 480GB", "NVIDIA H100 PCIe", "H100 NVL", "L4"]
+)
+def test_other_devices_of_a_family_are_not_taken_for_it(name: str) -> None:
+    with pytest.raises(InputError, match="no facts about a GPU"):
+        find_gpu(name)
+
+
+@pytest.mark.parametrize(
+    "name", ["NVIDIA A100-SXM4-80GB", "NVIDIA H200", "h100-80gb-hbm3", "8xH200", "NVIDIA_L40S"]
+)
+def test_devices_are_found_as_servers_name_them(name: str) -> None:
+    assert find_gpu(name).name in name.upper()
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "bytes_each"),
+    [
+        ("Qwen/Qwen3-14B", "bf16", 2.0),
+        ("Qwen/Qwen3-14B-FP8", "fp8", 1.0),
+        ("Qwen/Qwen3-14B-AWQ", "bf16", 0.5),
+        ("nvidia/Qwen3-14B-NVFP4", "fp4", 0.5),
+        ("RedHatAI/Meta-Llama-3.1-8B-Instruct-quantized.w4a16", "bf16", 0.5),
+    ],
+)
+def test_a_quantized_model_has_smaller_weights(name: str, precision: str, bytes_each: float) -> None:
+    model = find_model(name)
+    assert model is not None
+    assert model.precision == precision
+    assert model.weight_bytes == pytest.approx(bytes_each * model.parameters, rel=0.02)
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_a_model_is_itself_under_its_own_name(name: str) -> None:
+    assert find_model(name) == MODELS[name]
+    assert MODELS[name].quantized(MODELS[name].precision) == MODELS[name]
+
+
+def told(given: Given) -> tuple[ServerFacts, str]:
+    facts = server_facts(Sweep("s", "test", (), model="qwen3-14b", given=given), hardware="H100")
+    return facts, " ".join(facts.notes)
+
+
+def test_what_is_told_of_a_server_is_used_or_named() -> None:
+    plain, _ = told(Given())
+    quantized, _ = told(Given(quantization="fp8"))
+    assert quantized.model.weight_bytes == pytest.approx(plain.model.weight_bytes / 2, rel=0.01)
+    assert quantized.expected_pool_tokens > plain.expected_pool_tokens
+    four, notes = told(Given(gpus=4))
+    assert four.tensor_parallel_size == 4
+    assert "4, all 4 GPUs that are told" in notes
+    for given in (
+        Given(pipeline_parallel_size=4),
+        Given(num_speculative_tokens=3),
+        Given(dtype="float32"),
+        Given(quantization="compressed-tensors"),
+    ):
+        assert "is not used" in told(given)[1], given
+    for given in (
+        Given(),
+        Given(dtype="bfloat16"),
+        Given(pipeline_parallel_size=1),
+        Given(quantization="awq"),
+    ):
+        assert "is not used" not in told(given)[1], given

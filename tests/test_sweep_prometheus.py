@@ -125,3 +125,48 @@ def test_prometheus_that_cannot_be_used(tmp_path: Path, name: str, text: str, sa
     (tmp_path / name).write_text(text)
     with pytest.raises(InputError, match=says):
         read_sweep(tmp_path / name)
+
+
+def _moved(folder: Path, where: Path, sessions: list[CollectorSession]) -> None:
+    for path in sorted(as_files(folder, sessions).rglob("*.prom")):
+        target = where / path.relative_to(folder)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        path.rename(target)
+
+
+def test_a_load_run_again_later_holds_nothing_of_what_ran_between(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    counters, rng = ServerCounters(), np.random.default_rng(8)
+    seen = []
+    at = T0
+    for n, concurrency in enumerate((2, 5, 2)):
+        start = Scrape(at, (counters.snapshot(running=0, waiting=0, kv_usage=0.0),))
+        seen.append([some_load(counters, rng)])
+        stop = Scrape(at + 60, (counters.snapshot(running=0, waiting=0, kv_usage=0.0),))
+        _moved(
+            tmp_path / "made" / str(n),
+            tmp_path / "all" / f"run{n}",
+            [CollectorSession(concurrency, (start, stop))],
+        )
+        at += 100.0
+    sweep = read_sweep(tmp_path / "all")
+    again = sweep.level(2)
+    assert again is not None
+    assert again.window_s == pytest.approx(120.0)
+    assert again.sessions == 2
+    assert_counts(again.repeats[0], seen[0])
+    assert_counts(again.repeats[1], seen[2])
+
+
+def test_the_two_ends_of_a_load_may_lie_in_two_folders(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    counters, rng = ServerCounters(), np.random.default_rng(9)
+    for folder, at in (("before", T0), ("after", T0 + 60)):
+        (tmp_path / folder).mkdir()
+        scrape = Scrape(at, (counters.snapshot(running=0, waiting=0, kv_usage=0.0),))
+        (tmp_path / folder / f"c2-{int(at)}.prom").write_text(page(scrape))
+        seen = some_load(counters, rng)
+    sweep = read_sweep(tmp_path)
+    assert sweep.levels[0].window_s == pytest.approx(60.0)
+    assert sweep.levels[0].generated_tokens
+    assert seen

@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from replicast.calibration.accuracy_requests import span_errors
 from replicast.calibration.calibrate import Calibration, calibrate
 from replicast.calibration.harness import METRICS
-from replicast.calibration.learned import KnownLevel, interpolated, learned_of, lengths_at
+from replicast.calibration.learned import (
+    KnownLevel,
+    Learned,
+    facts_of,
+    interpolated,
+    learned_of,
+    lengths_at,
+    tables_of,
+)
 from replicast.calibration.lengths import Lengths
+from replicast.calibration.model import Point
+from replicast.calibration.profile import StepSeconds
 from replicast.calibration.recovery import random_bed, simulated_sweep
-from replicast.calibration.validate import validate
+from replicast.calibration.server import physics_of, server_facts
+from replicast.calibration.validate import failed_levels, validate
 from replicast.sim.errors import InputError
+from replicast.sim.fleet.config import FrontEnd
 
 BED = random_bed(3, (1, 2, 4, 8), load_s=120.0)
 SWEEP = simulated_sweep(BED, 3)
@@ -94,3 +108,51 @@ def test_synchronous_requests_predict_later_stages(shared_dir: Path, run: str) -
     assert sum(e.e2e_half or 0 for e in rates) / len(rates) <= 0.015
     assert all(abs(e.ttft) <= 0.08 for e in errors)
     assert (burst[0].ttft_half or 0) <= 0.08
+
+
+def test_what_a_profile_learnt_is_no_prior_of_levels_left_out(calibration: Calibration) -> None:
+    """Held-out levels would otherwise come back by way of the profile fitted to them."""
+    learnt = facts_of(calibration.profile)
+    physics = physics_of(replace(SWEEP, given=BED.given), learnt)
+    assert physics == server_facts(replace(SWEEP, given=BED.given)).priors
+    assert learnt.priors["memory_fixed_s"].value != physics["memory_fixed_s"].value
+    moved = replace(
+        calibration.profile, step_time=StepSeconds(*(5 * value for value in calibration.profile.step_time))
+    )
+    rows = [
+        validate(SWEEP, profile, loo=True, loads=("given",)).rows for profile in (calibration.profile, moved)
+    ]
+    assert rows[0] == rows[1]
+
+
+def test_levels_that_checks_fail_are_named_before_they_are_fitted() -> None:
+    odd = replace(SWEEP, levels=(replace(SWEEP.levels[0], prompt_tokens=1.0), *SWEEP.levels[1:]))
+    assert failed_levels(SWEEP, SWEEP.levels) == []
+    assert failed_levels(odd, odd.levels)
+
+
+def test_two_levels_of_one_load_are_both_stored() -> None:
+    levels = (known(1, 50_000, 0.01), known(5, 40_000, 0.02), known(5, 45_000, 0.03))
+    learned = Learned(Point({}), (), np.zeros(0), np.zeros((0, 0)), 2.0, levels, FrontEnd(0.0, 0.0, 0.0))
+    assert list(tables_of(learned, {})["levels"]) == ["c1", "c5", "c5_2"]
+
+
+def test_counters_of_several_engines_are_not_learnt_as_one() -> None:
+    both = replace(SWEEP, levels=tuple(replace(level, engines=2) for level in SWEEP.levels))
+    with pytest.raises(InputError, match="2 engines together"):
+        calibrate(both, given=BED.given, loo=False)
+    with pytest.raises(InputError, match="8 engines together"):
+        calibrate(SWEEP, given=replace(BED.given, data_parallel_size=8), loo=False)
+
+
+def test_prefill_of_a_request_counts_its_attention() -> None:
+    """As a lone later request of the fitted levels would take on the fitted server."""
+    hidden = tuple(replace(level, cached_tokens=None, given_hit_rate=None) for level in SWEEP.levels)
+    found = calibrate(replace(SWEEP, levels=hidden), given=BED.given, loo=False, force=True)
+    (prefill,) = found.uncertainty.combined
+    values = {it.name: it.value for it in found.uncertainty.intervals}
+    prompt = np.mean([model.lengths.prompt for model in found.fitted.models])
+    pair_s = found.profile.step_time.compute_per_pair_s
+    alone_s = values["computed_tokens"] * (values["compute_per_token_s"] + pair_s * prompt)
+    assert prefill.value == pytest.approx(alone_s, rel=1e-3)
+    assert prefill.low < prefill.value < prefill.high
