@@ -5,12 +5,13 @@ HEAD = """# How accurate the predictions are
 Made by `python -m replicast.calibration.accuracy`; do not edit. `docs/calibration.md` says how it is done.
 
 Everything here is held out: the level, stage or run that is predicted had no part in the fit, only in the
-choice of a few constants that are named below.
+choice of a few constants that are named below, and weakly in how prompts are taken to grow.
 
 - *Load given*: concurrency, window and deadline, prompt and output tokens a request, requests alive at a
   time (sessions times the agents that each runs) and tool time are known, as a plan knows them of its
   trace. A summary's prompts are read off its KV gauge, its outputs off the ratio of its two token counts,
-  requests alive off its gauges; its latencies are not used. Computed tokens a request, which these
+  requests alive off its gauges; its latencies are not used. KV usage is then that of a running request times
+  running, so that its error is running's. Computed tokens a request, which these
   summaries do not count, are as the other levels have them (the collector's database and Prometheus count
   them: there they are given).
 - *But for the requests alive*: these, too, as the other levels have them. With them given, running and

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from replicast.calibration.check import NotUsableError, check_sweep, usable_levels
+from replicast.calibration.check import check_sweep, usable_levels
+from replicast.calibration.engines import engines_of, of_one_engine
 from replicast.calibration.facts import Model
 from replicast.calibration.fit import Fitted, centre_of, fit
 from replicast.calibration.harness import MakeEngine
@@ -184,10 +185,14 @@ def calibrate(
 ) -> Calibration:
     """Learn a server and its load from a sweep."""
     began = time.monotonic()
-    facts = server_facts(sweep, given, hardware=hardware, model=model)
+    told = (given or Given()).over(sweep.given)
+    count = max([engines_of(level, told.data_parallel_size) for level in sweep.levels], default=1)
+    told = replace(told, data_parallel_size=count)
+    facts = server_facts(sweep, told, hardware=hardware, model=model)
     chosen, warnings = choose_levels(sweep, levels)
     chosen, more = healthy(sweep, chosen, force=force)
-    warnings += [*more, *_one_engine(sweep, chosen, given, force=force)]
+    chosen, shared = of_one_engine(chosen, told.data_parallel_size)
+    warnings += [*more, *shared]
     if len(chosen) < MIN_LEVELS:
         raise InputError(
             f"{len(chosen)} usable level{'s' * (len(chosen) != 1)} to calibrate on, {MIN_LEVELS} are needed",
@@ -206,7 +211,12 @@ def calibrate(
     steps = step_seconds(facts, point)
     warnings += check_peak(steps, facts.priors)
     profile = profile_of(sweep, facts, learned, known, steps, held_out, name=name, date=date)
-    profile = replace(profile, notes=(*profile.notes, *more))
+    price = profile.price_usd_per_hour
+    profile = replace(
+        profile,
+        notes=(*profile.notes, *more, *shared),
+        price_usd_per_hour=None if price is None else price / count,
+    )
     return Calibration(
         sweep, facts, fitted, known, learned, profile, held_out, tuple(warnings), time.monotonic() - began
     )
@@ -225,21 +235,6 @@ def healthy(sweep: Sweep, levels: list[SweepLevel], *, force: bool) -> tuple[lis
     kept = [level for level in levels if level not in failed]
     out = [level.name or f"c={level.concurrency}" for level in levels if level in failed]
     return kept, [f"left out, the checks fail it: {name}" for name in out]
-
-
-def _one_engine(sweep: Sweep, levels: Sequence[SweepLevel], given: Given | None, *, force: bool) -> list[str]:
-    """Counters of several engines are added: no fit of one engine explains them."""
-    told = (given or Given()).over(sweep.given).data_parallel_size
-    count = max([told or 1, *(level.engines or 1 for level in levels)])
-    if count == 1:
-        return []
-    if force:
-        return [f"forced: {count} engines are taken for one, with the KV pool of one"]
-    raise NotUsableError(
-        f"not usable: its counters are those of {count} engines together, and a server is learnt as one",
-        where=sweep.source,
-        remedy="give the counters of one engine (label engine) and its sessions; --force takes all for one",
-    )
 
 
 def learned_from(fitted: Fitted, known: Uncertainty, point: Point) -> Learned:

@@ -200,15 +200,20 @@ def _tensor_parallel_size(told: Given, sweep: Sweep, count: int | None) -> tuple
     for name in names:
         if match := re.search(r"[-_]tp(\d+)(?![0-9])", name):
             return int(match.group(1)), "by its name"
+    ranks = told.data_parallel_size or 1
     if told.gpus is not None:
-        return told.gpus, f"all {told.gpus} GPUs that are told"
+        return max(told.gpus // ranks, 1), f"all {told.gpus} GPUs that are told" + _shared(ranks)
     price, instance = told.price_usd_per_hour, told.instance or ""
     if price and count:
         for whole in PRICES.get(instance, ()):
             share = count * price / whole
             if share >= 0.99 and abs(share - round(share)) < 0.01 and count % round(share) == 0:
                 return round(share), "by its share of the instance's price"
-    return count or 1, "all GPUs of the instance" if count else "one GPU"
+    return (max(count // ranks, 1), "all GPUs of the instance" + _shared(ranks)) if count else (1, "one GPU")
+
+
+def _shared(ranks: int) -> str:
+    return f", shared by {ranks} engines" if ranks > 1 else ""
 
 
 def _model(told: Given, sweep: Sweep) -> Model | None:

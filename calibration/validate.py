@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 from replicast.calibration.agreement import Agreement, agreement_lines, agreements
 from replicast.calibration.check import check_sweep
+from replicast.calibration.engines import of_one_engine
 from replicast.calibration.fit import Fitted, centre_of, fit
 from replicast.calibration.harness import METRICS, MakeEngine
 from replicast.calibration.learned import KnownLevel, Learned, facts_of, interpolated, learned_of, lengths_at
@@ -200,6 +201,9 @@ def validate(
     """The sweep's levels as `profile` predicts them, or with `loo` as the other levels do."""
     chosen, warnings = choose_levels(sweep, levels)
     facts = facts or facts_of(profile)
+    unlike = failed_levels(sweep, chosen) if loo else []
+    chosen, shared = of_one_engine(chosen, sweep.given.data_parallel_size)
+    warnings += [*unlike, *shared]
     buckets: list[Agreement] = []
     if loo:
         if len(chosen) < LEAST_FOR_LOO:
@@ -209,7 +213,6 @@ def validate(
                 where=sweep.source,
                 remedy="Give a sweep of more levels, or leave --loo out.",
             )
-        warnings += failed_levels(sweep, chosen)
         # What the profile learnt of these levels must not come back as prior.
         facts = replace(facts, priors=physics_of(sweep, facts))
         fitted = fit(chosen, facts, engines=engines, progress=progress)

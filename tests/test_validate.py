@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from replicast.calibration.accuracy_requests import span_errors
 from replicast.calibration.calibrate import Calibration, calibrate
+from replicast.calibration.engines import of_one_engine
 from replicast.calibration.harness import METRICS
 from replicast.calibration.learned import (
     KnownLevel,
@@ -27,6 +29,7 @@ from replicast.calibration.model import Point
 from replicast.calibration.profile import StepSeconds
 from replicast.calibration.recovery import random_bed, simulated_sweep
 from replicast.calibration.server import physics_of, server_facts
+from replicast.calibration.sweep import HISTOGRAM_FIELDS, Gauge, SweepLevel
 from replicast.calibration.validate import failed_levels, validate
 from replicast.sim.errors import InputError
 from replicast.sim.fleet.config import FrontEnd
@@ -137,12 +140,43 @@ def test_two_levels_of_one_load_are_both_stored() -> None:
     assert list(tables_of(learned, {})["levels"]) == ["c1", "c5", "c5_2"]
 
 
-def test_counters_of_several_engines_are_not_learnt_as_one() -> None:
-    both = replace(SWEEP, levels=tuple(replace(level, engines=2) for level in SWEEP.levels))
-    with pytest.raises(InputError, match="2 engines together"):
-        calibrate(both, given=BED.given, loo=False)
-    with pytest.raises(InputError, match="8 engines together"):
-        calibrate(SWEEP, given=replace(BED.given, data_parallel_size=8), loo=False)
+def test_counters_of_several_engines_are_shared_out() -> None:
+    """Two engines that each do what one did, scraped together."""
+    twice = [_twice(level) for level in SWEEP.levels]
+    found, said = of_one_engine(twice, None)
+    assert found == [replace(level, engines=1) for level in SWEEP.levels]
+    assert "several engines together (2)" in said[0]
+    assert of_one_engine([replace(level, engines=None) for level in twice], 2)[0] == found
+    assert of_one_engine(SWEEP.levels, None) == (list(SWEEP.levels), [])
+
+
+def test_a_deployment_is_learnt_as_one_of_its_engines(calibration: Calibration) -> None:
+    tp = BED.given.tensor_parallel_size or 1
+    given = replace(BED.given, tensor_parallel_size=None, gpus=2 * tp, price_usd_per_hour=8.0)
+    both = replace(SWEEP, levels=tuple(_twice(level) for level in SWEEP.levels), given=given)
+    found = calibrate(both, levels=(2, 4, 8), loo=False, force=True)
+    assert found.profile.step_time == calibration.profile.step_time
+    assert found.profile.tensor_parallel_size == tp
+    assert found.profile.price_usd_per_hour == 4.0
+    assert any("several engines" in text for text in found.warnings)
+    rows = validate(both, calibration.profile, levels=(16,), loads=("given",)).rows
+    assert rows == validate(SWEEP, calibration.profile, levels=(8,), loads=("given",)).rows
+
+
+def _twice(level: SweepLevel) -> SweepLevel:
+    """What a level of two such engines would have counted."""
+    counts = (
+        "requests_finished", "requests_unfinished", "first_tokens", "prompt_tokens", "cached_tokens",
+        "generated_tokens", "preemptions", "prefix_queries", "prefix_hits",
+    )  # fmt: skip
+    doubled: dict[str, Any] = {name: 2 * getattr(level, name) for name in counts}
+    for name in ("running", "waiting"):
+        gauge = getattr(level, name)
+        doubled[name] = Gauge(2 * gauge.mean, 2 * gauge.peak)
+    for name in HISTOGRAM_FIELDS:
+        histogram = getattr(level, name)
+        doubled[name] = histogram and histogram.plus(histogram)
+    return replace(level, concurrency=2 * (level.concurrency or 0), engines=2, **doubled)
 
 
 def test_prefill_of_a_request_counts_its_attention() -> None:
