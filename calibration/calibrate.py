@@ -119,7 +119,7 @@ class Calibration:
             f" {'parameter':22} {'value':>9}  {'95 % interval':22} {'status':24} what",
         ]
         for it in self._intervals():
-            span = f"{it.low:.2g} to {it.high:.2g}"
+            span = f"{_figure(it.low, 2)} to {_figure(it.high, 2)}"
             lines.append(f" {it.name:22} {_value(it):>9}  {span:22} {it.status:24} {UNITS.get(it.name, '')}")
         profiled = [it.name for it in self._intervals() if it.method != "covariance"]
         lines.append(
@@ -343,7 +343,11 @@ def _value(it: Interval) -> str:
     places = digits(Estimate(it.value, it.low, it.high, 1))
     size = math.floor(math.log10(abs(it.value))) if it.value else 0
     kept = min(max(places + size + 1, 1), 3)
-    return "0" if it.low < 0 and round(it.value, places) == 0 else f"{it.value:.{kept}g}"
+    return "0" if it.low < 0 and round(it.value, places) == 0 else _figure(it.value, kept)
+
+
+def _figure(value: float, kept: int) -> str:
+    return significant(value, kept) if 1e-3 <= abs(value) < 1e7 else f"{value:.{kept}g}"
 
 
 def _g(value: float, digits: int = 4) -> float:
