@@ -6,8 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from replicast.calibration.counters import collected_sweep
+from replicast.calibration.generate import CollectorSession, Scrape, write_collector_db
 from replicast.calibration.model import ENGINE
 from replicast.calibration.physics import check_peak
+from replicast.calibration.readers.duckdb_collector import read_duckdb
 from replicast.calibration.recovery import (
     Bed,
     Recovered,
@@ -67,3 +70,21 @@ def test_the_database_says_what_the_level_says(bed: Bed, tmp_path: Path) -> None
         assert a.tpot is not None
         assert b.tpot is not None
         assert a.tpot.mean == pytest.approx(b.tpot.mean)
+
+
+def test_two_engines_in_one_database_are_learnt_as_one(bed: Bed, tmp_path: Path) -> None:
+    """A deployment of two ranks, each with its own sessions, scraped as one server."""
+    one, other = (collected_sweep(bed.loads, bed.server, seed, interval_s=5.0) for seed in (1001, 1003))
+    both = [
+        CollectorSession(
+            2 * a.concurrency,
+            tuple(Scrape(x.at_s, x.engines + y.engines) for x, y in zip(a.scrapes, b.scrapes, strict=True)),
+        )
+        for a, b in zip(one, other, strict=True)
+    ]
+    path = tmp_path / "throughput-metrics.duckdb"
+    write_collector_db(path, both, model=str(bed.given.model), max_model_len=131_072)
+    sweep = read_duckdb(path)
+    assert {level.engines for level in sweep.levels} == {2}
+    rows = recover(bed, sweep)
+    assert sum(row.inside for row in rows) >= len(rows) - 1, [row for row in rows if not row.inside]
