@@ -21,8 +21,8 @@ from replicast.calibration.facts import Model
 from replicast.calibration.fit import Fitted, centre_of, fit
 from replicast.calibration.harness import MakeEngine
 from replicast.calibration.learned import Learned, tables_of
-from replicast.calibration.lengths import SHARED_TOKENS, too_long, with_context
-from replicast.calibration.model import Point, point_at, step_seconds
+from replicast.calibration.lengths import SHARED_TOKENS, TYPICAL_PROMPT, too_long, with_context
+from replicast.calibration.model import ENGINE, Point, point_at, step_seconds
 from replicast.calibration.physics import check_peak
 from replicast.calibration.pool import scaled_pool
 from replicast.calibration.predict import residuals_of
@@ -134,7 +134,8 @@ class Calibration:
             )
         lines += ["", *self._error_lines(), "", self._range_line()]
         lines += [f"Warning: {text}" for text in self.warnings]
-        lines += [f"Note: {text}" for text in self.facts.notes]
+        lines += [f"Note: {text}" for text in (*self.facts.notes, *self.sweep.notes)]
+        lines += [f"Left out by the reader: {count:,} {why}" for why, count in self.sweep.dropped]
         return "\n".join(lines) + "\n"
 
     def _intervals(self) -> tuple[Interval, ...]:
@@ -209,7 +210,7 @@ def calibrate(
         rows: list[Row] = leave_one_out(fitted, facts, engines=engines, progress=progress)
         held_out = Validation(sweep.source, "leave one level out", True, tuple(rows), ())
     steps = step_seconds(facts, point)
-    warnings += check_peak(steps, facts.priors)
+    warnings += [*check_peak(steps, facts.priors), *_at_bounds(known), *_assumed(learned)]
     profile = profile_of(sweep, facts, learned, known, steps, held_out, name=name, date=date)
     price = profile.price_usd_per_hour
     profile = replace(
@@ -235,6 +236,28 @@ def healthy(sweep: Sweep, levels: list[SweepLevel], *, force: bool) -> tuple[lis
     kept = [level for level in levels if level not in failed]
     out = [level.name or f"c={level.concurrency}" for level in levels if level in failed]
     return kept, [f"left out, the checks fail it: {name}" for name in out]
+
+
+def _at_bounds(known: Uncertainty) -> list[str]:
+    """Step times that physics had to hold back: the server is hardly what it is told to be."""
+    held = [it.name for it in known.intervals if it.name in ENGINE and it.status.startswith("at its lower")]
+    if not held:
+        return []
+    return [
+        f"{', '.join(held)} at the bound of physics: faster than this hardware could be; are GPU, "
+        "tensor_parallel_size, model and quantization told right?"
+    ]
+
+
+def _assumed(learned: Learned) -> list[str]:
+    """Lengths that no source tells: what is learnt rests on a guess."""
+    levels = ", ".join(str(level.concurrency) for level in learned.levels if level.lengths.source == "guess")
+    if not levels:
+        return []
+    return [
+        f"prompts of level {levels} are told by nothing (no requests counted, no KV usage): "
+        f"{TYPICAL_PROMPT:,.0f} tokens are assumed"
+    ]
 
 
 def learned_from(fitted: Fitted, known: Uncertainty, point: Point) -> Learned:
@@ -284,11 +307,10 @@ def profile_of(
         tables["validation"] = validation_table(held_out)
     lengths = [with_context(level.lengths, shared, scale) for level in learned.levels]
     hits = [1 - n.computed / n.prompt for n in lengths if n.computed is not None]
-    ranges = {
-        "concurrency": _span([float(level.concurrency) for level in learned.levels]),
-        "prompt_tokens": _span([n.prompt for n in lengths]),
-        "output_tokens": _span([n.output for n in lengths]),
-    }
+    ranges = {"concurrency": _span([float(level.concurrency) for level in learned.levels])}
+    if all(n.source != "guess" for n in lengths):
+        ranges["prompt_tokens"] = _span([n.prompt for n in lengths])
+        ranges["output_tokens"] = _span([n.output for n in lengths])
     if hits:
         ranges["hit_rate"] = _span(hits)
     return Profile(
@@ -343,6 +365,8 @@ def _value(it: Interval) -> str:
     places = digits(Estimate(it.value, it.low, it.high, 1))
     size = math.floor(math.log10(abs(it.value))) if it.value else 0
     kept = min(max(places + size + 1, 1), 3)
+    while kept < 3 and not it.low <= float(f"{it.value:.{kept}g}") <= it.high:
+        kept += 1
     return "0" if it.low < 0 and round(it.value, places) == 0 else _figure(it.value, kept)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from replicast.calibration.facts import INSTANCES, Gpu, find_gpu
+from replicast.calibration.facts import INSTANCES, Gpu, find_gpu, find_model
 from replicast.calibration.laws.baseline import baseline
 from replicast.calibration.laws.closed_loop import closed_loop
 from replicast.calibration.laws.dilution import dilution
@@ -170,13 +170,21 @@ def usable_levels(result: CheckResult) -> Sweep:
 
 def _check_same_model(sweep: Sweep, against: Sweep) -> None:
     """Refuse another model's sweep; served names of one model differ in case and organisation."""
-    one, other = (_plain(found.model) for found in (sweep, against))
-    if one and other and one not in other and other not in one:
+    if not same_model(sweep.model, against.model):
         raise InputError(
             f"no level of {sweep.model} in it: its model is {against.model}",
             where=against.source,
             remedy=f"--against takes another run of {sweep.model}",
         )
+
+
+def same_model(one: str | None, other: str | None) -> bool:
+    """Whether two names may be of one model; a name that is not told may be of any."""
+    a, b = _plain(one), _plain(other)
+    if not a or not b or a in b or b in a:
+        return True
+    known = [find_model(name) for name in (one or "", other or "")]
+    return None not in known and known[0] == known[1]
 
 
 def _plain(model: str | None) -> str:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, NoReturn, cast, get_args
 
+from replicast.calibration.profile_tables import check_tables
 from replicast.sim.config import FIELDS, EngineArgs
 from replicast.sim.engine.step_time import StepTime
 from replicast.sim.errors import InputError
@@ -144,6 +145,7 @@ def parse_profile(document: Mapping[str, Any], where: str) -> Profile:
     )
     for reader in (top, steps, front):
         reader.finish()
+    check_tables(profile.tables, StepSeconds._fields, where)
     return profile
 
 

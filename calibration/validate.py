@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from replicast.calibration.agreement import Agreement, agreement_lines, agreements
-from replicast.calibration.check import check_sweep
+from replicast.calibration.check import check_sweep, same_model
 from replicast.calibration.engines import of_one_engine
 from replicast.calibration.fit import Fitted, centre_of, fit
 from replicast.calibration.harness import METRICS, MakeEngine
@@ -200,8 +200,10 @@ def validate(
 ) -> Validation:
     """The sweep's levels as `profile` predicts them, or with `loo` as the other levels do."""
     chosen, warnings = choose_levels(sweep, levels)
+    if not same_model(sweep.model, profile.model):
+        warnings.append(f"the sweep is of {sweep.model}, profile {profile.name} of {profile.model}")
     facts = facts or facts_of(profile)
-    unlike = failed_levels(sweep, chosen) if loo else []
+    unlike = failed_levels(sweep, chosen)
     chosen, shared = of_one_engine(chosen, sweep.given.data_parallel_size)
     warnings += [*unlike, *shared]
     buckets: list[Agreement] = []
@@ -232,7 +234,7 @@ def validate(
 
 
 def failed_levels(sweep: Sweep, levels: Sequence[SweepLevel]) -> list[str]:
-    """What the checks say of levels that are fitted all the same."""
+    """What the checks say of levels that are used all the same."""
     result = check_sweep(sweep)
     if not result.ok:
         return [f"the checks call this sweep not usable: {result.of('fail')[0].text}"]

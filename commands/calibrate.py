@@ -10,7 +10,7 @@ import click
 from replicast import __version__
 from replicast.commands.console import StatusLine, Warned, warn
 from replicast.commands.model_facts import from_config, is_config, parameters_of_model
-from replicast.commands.options import LEVELS, PATH, read_sweep_of, sweep_options, today
+from replicast.commands.options import LEVELS, PATH, inputs_of_sweep, read_sweep_of, sweep_options, today
 
 
 @click.command(short_help="Learn a server's profile from a sweep.")
@@ -35,16 +35,17 @@ def calibrate(**options: Any) -> None:
 
     --model NAME chooses among several models in the sweep; --model config.json tells one that is not known.
     """
-    from replicast.calibration.profile import write_profile
+    from replicast.calibration.profile import SCHEMA, write_profile
     from replicast.calibration.synchronous import learn
     from replicast.sim.report.document import dumps
-    from replicast.sim.report.files import check_folder
+    from replicast.sim.report.files import check_folder, check_target
     from replicast.sim.report.timing import since_process_start
 
     imported = since_process_start()
     out: Path | None = options["out"]
     if out:
         check_folder(out.parent)
+        check_target(out, inputs_of_sweep(options), SCHEMA)
     model = None
     if is_config(options["model"]):
         model = from_config(options["model"], options)

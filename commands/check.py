@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 from replicast import __version__
-from replicast.commands.options import PATH, Integers, read_sweep_of, sweep_options, today
+from replicast.commands.options import PATH, Integers, inputs_of_sweep, read_sweep_of, sweep_options, today
 
 
 @click.command(short_help="Whether a sweep is fit to learn from.")
@@ -38,9 +38,13 @@ def check(ctx: click.Context, /, **options: Any) -> None:
     from replicast.calibration.readers.detect import read_sweep
     from replicast.sim.report.check import add_to_log, check_document, check_text, log_entry
     from replicast.sim.report.document import dumps
+    from replicast.sim.report.files import check_target
     from replicast.sim.report.timing import since_process_start
 
     imported = since_process_start()
+    log: Path | None = options["log"]
+    if log:
+        check_target(log, inputs_of_sweep(options), "# ")
     profile = load_profile(options["profile"]) if options["profile"] else None
     unknown = [number for number in options["without"] if number not in LAWS]
     if unknown:
@@ -53,7 +57,6 @@ def check(ctx: click.Context, /, **options: Any) -> None:
         against=read_sweep(options["against"], model=options["model"]) if options["against"] else None,
         without=options["without"],
     )
-    log: Path | None = options["log"]
     if log:
         add_to_log(log, log_entry(result, today()))
     if options["as_json"]:

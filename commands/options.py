@@ -212,6 +212,16 @@ def sweep_options(command: F) -> F:
     return command
 
 
+def inputs_of_sweep(options: dict[str, Any]) -> list[Path]:
+    """Files that a sweep's options name: what a command must not write over."""
+    given = [Path(text) for text in options["given"] if "=" not in text]
+    return [
+        *options["sweep"],
+        *given,
+        *(Path(options[name]) for name in ("model", "profile") if options.get(name)),
+    ]
+
+
 def read_sweep_of(options: dict[str, Any]) -> Sweep:
     """The sweep that a command's options name; keys of `--given` files that tell nothing are warned of."""
     from replicast.calibration.readers.boot_log import notes_on

@@ -80,7 +80,8 @@ def estimate_profile(model: str, hardware: str, out: Path | None, **options: Any
 
     from replicast.calibration.facts import find_gpu
     from replicast.calibration.physics import estimate
-    from replicast.calibration.profile import profile_text, write_profile
+    from replicast.calibration.profile import SCHEMA, profile_text, write_profile
+    from replicast.sim.report.files import check_target
 
     dtype = options["kv_cache_dtype"]
     if dtype is not None and dtype not in ("auto", "bfloat16", "float16") and not dtype.startswith("fp8"):
@@ -100,6 +101,7 @@ def estimate_profile(model: str, hardware: str, out: Path | None, **options: Any
     if out is None:
         click.echo(profile_text(made), nl=False)
         return
+    check_target(out, [Path(model)], SCHEMA)
     write_profile(made, out)
     click.echo(f"Written to {out}: {made.name} ({made.status})")
 

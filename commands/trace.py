@@ -64,9 +64,11 @@ def convert(traces: tuple[Path, ...], out: Path, **options: Any) -> None:
     \b
     replicast trace convert ~/.claude/projects -o mine.jsonl.gz
     """
+    from replicast.sim.report.files import check_target
     from replicast.sim.report.trace import import_lines
     from replicast.traces.load import convert
 
+    check_target(out, traces)
     report = convert(traces, out, **options)
     click.echo("\n".join([*import_lines(report), f"Written to {out}"]))
 

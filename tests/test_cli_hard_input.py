@@ -152,14 +152,48 @@ def test_profile_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "place"), [("[levels]\nc1 = 5\n", "[levels]"), ("[covariance]\nnames = 5\n", "[covariance]")]
+    ("table", "place", "says"),
+    [
+        ("[levels]\nc1 = 5\n", "[levels]", "levels.c1 must be a table"),
+        ("[covariance]\nnames = 5\n", "[covariance]", "covariance.names must be a list"),
+        (
+            "[covariance]\nnames = ['memory_fixed_s']\nlog_matrix = [[-1.0]]\n",
+            "[covariance]",
+            "no covariance",
+        ),
+        ("[covariance]\nnames = ['moon']\nlog_matrix = [[1.0]]\n", "[covariance]", "has moon, which neither"),
+        ("[covariance]\nnames = ['memory_fixed_s']\nlog_matrix = []\n", "[covariance]", "must have 1 rows"),
+        ("[load]\noutput_spread = nan\n", "[load]", "must be a finite number"),
+        ("[load]\nfirst_tokens = -3\n", "[load]", "must be above 0"),
+        ("[intervals]\nx = { value = 1.0, low = 2.0, high = 0.5 }\n", "[intervals]", "is 1 outside 2 to 0.5"),
+    ],
 )
-def test_learned_tables_that_are_damaged(table: str, place: str, tmp_path: Path) -> None:
+def test_learned_tables_that_are_damaged(table: str, place: str, says: str, tmp_path: Path) -> None:
     text = (SHIPPED / "qwen3.6-35b-h200-tp1.toml").read_text()
     profile = tmp_path / "server.toml"
     profile.write_text(text[: text.index(f"\n{place[:-1]}")] + "\n" + table)
     sweep = summary(tmp_path / "s.json")
-    refused(replicast("validate", sweep, "--profile", profile), 1, "not as calibrate wrote them")
+    refused(replicast("validate", sweep, "--profile", profile), 1, says)
+
+
+def test_no_command_writes_over_its_inputs(tmp_path: Path) -> None:
+    sweep = summary(tmp_path / "s.json")
+    notes, other = tmp_path / "notes.md", tmp_path / "mine.txt"
+    notes.write_text("# Mine\n")
+    other.write_text("hello\n")
+    whole = sweep.read_bytes()
+    told = ("calibrate", sweep, "--hardware", "H200", "--no-loo", "--quiet", "--out")
+    refused(replicast(*told, sweep), 1, "is an input of this command")
+    refused(replicast(*told, other), 1, "is no such file as would be written")
+    refused(replicast("check", sweep, "--log", sweep), 1, "is an input of this command")
+    refused(replicast("check", sweep, "--log", other), 1, "is no such file as would be written")
+    assert sweep.read_bytes() == whole
+    assert other.read_text() == "hello\n"
+    assert replicast("check", sweep, "--log", notes).exit_code in (0, 3)
+    assert notes.read_text().startswith("# Mine\n")
+    trace = tmp_path / "t.jsonl"
+    trace.write_text("")
+    refused(replicast("trace", "convert", trace, "--out", trace), 1, "is an input of this command")
 
 
 @pytest.mark.parametrize(
@@ -188,3 +222,12 @@ def test_counter_below_zero(tmp_path: Path) -> None:
     with duckdb.connect(str(path)) as connection:
         connection.execute("UPDATE metric_samples SET value = -value")
     refused(replicast("check", path), 1, "never below 0")
+
+
+def test_kv_usage_in_percent_is_refused(tmp_path: Path) -> None:
+    usage = {"kv_cache_usage": {"peak": 34.0, "mean": 11.0}}
+    sweep = summary(tmp_path / "s.json")
+    document = json.loads(sweep.read_text())
+    document["levels"] = [{**document["levels"][0], **usage}]
+    sweep.write_text(json.dumps(document))
+    refused(replicast("check", sweep), 1, "beyond 1")

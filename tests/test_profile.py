@@ -43,7 +43,10 @@ def test_written_and_read_again(name: str, tmp_path: Path) -> None:
         profile,
         notes=('quotes " and \\ and\nlines', "é"),
         engine=replace(profile.engine, spec_accept=(2, 0), num_speculative_tokens=2, watermark=0.5),
-        tables={"intervals": {"memory_fixed_s": [0.1, 0.2]}, "covariance": {"names": ["a", "b"]}},
+        tables={
+            "intervals": {"memory_fixed_s": {"value": 0.15, "low": 0.1, "high": 0.2}},
+            "covariance": {"names": ["memory_fixed_s"], "log_matrix": [[0.01]]},
+        },
     )
     path = tmp_path / "p.toml"
     write_profile(richer, path, {"": "head\n\nof file", "engine.block_size": "why"})

@@ -134,6 +134,31 @@ def test_levels_that_checks_fail_are_named_before_they_are_fitted() -> None:
     assert failed_levels(odd, odd.levels)
 
 
+def test_a_profile_of_another_model_is_named(calibration: Calibration) -> None:
+    other = replace(SWEEP, model="Qwen/Qwen3-14B")
+    said = validate(other, calibration.profile, levels=(1,), loads=("given",)).warnings
+    assert any("the sweep is of Qwen/Qwen3-14B" in text for text in said)
+    said = validate(SWEEP, calibration.profile, levels=(1,), loads=("given",)).warnings
+    assert not any("the sweep is of" in text for text in said)
+
+
+def test_a_server_faster_than_its_hardware_is_told() -> None:
+    """Of a model that is larger than the one that was measured."""
+    given = replace(BED.given, tensor_parallel_size=1, gpu="L40S", kv_pool_tokens=900_000)
+    found = calibrate(SWEEP, given=given, levels=(1, 2, 4), loo=False, force=True)
+    assert any("at the bound of physics" in text for text in found.warnings)
+
+
+def test_lengths_that_nothing_tells_are_named_and_no_range() -> None:
+    bare = tuple(
+        SweepLevel(level.concurrency, window_s=level.window_s, load_s=level.load_s, tpot=level.tpot)
+        for level in SWEEP.levels
+    )
+    found = calibrate(replace(SWEEP, levels=bare), given=BED.given, loo=False, force=True)
+    assert any("60,000 tokens are assumed" in text for text in found.warnings)
+    assert set(found.profile.ranges) == {"concurrency"}
+
+
 def test_two_levels_of_one_load_are_both_stored() -> None:
     levels = (known(1, 50_000, 0.01), known(5, 40_000, 0.02), known(5, 45_000, 0.03))
     learned = Learned(Point({}), (), np.zeros(0), np.zeros((0, 0)), 2.0, levels, FrontEnd(0.0, 0.0, 0.0))

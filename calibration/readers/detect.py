@@ -30,7 +30,8 @@ FORMATS = (
     "aiperf", "requests-csv", "run-summary",
 )  # fmt: skip
 MANIFEST = "manifest"
-MOST_SESSIONS = 100_000
+MOST_SESSIONS = 10_000
+FULL = 1.001  # of the KV pool, rounding allowed for
 NEVER = (".md", ".py", ".sh", ".png", ".svg", ".yaml", ".yml", ".toml", ".log", ".wal", ".html")
 
 
@@ -70,13 +71,20 @@ def read_sweep(
 
 
 def _check_loads(sweep: Sweep) -> None:
-    """Levels are simulated session by session: a slip of the pen must not ask for a billion."""
+    """Levels are simulated session by session: what is not a share is refused."""
     for level in sweep.levels:
         if (level.concurrency or 0) > MOST_SESSIONS:
             raise InputError(
                 f"a level has {level.concurrency:,} sessions, more than {MOST_SESSIONS:,}",
                 where=sweep.source,
                 remedy="correct the concurrency",
+            )
+        usage = max(level.kv_usage.mean or 0.0, level.kv_usage.peak or 0.0) if level.kv_usage else 0.0
+        if usage > FULL:
+            raise InputError(
+                f"KV usage of {level.name or level.concurrency} is {usage:g}, beyond 1",
+                where=sweep.source,
+                remedy="kv_cache_usage_perc is a share of the pool: divide percent by 100",
             )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from replicast.sim.errors import InputError
@@ -32,6 +32,29 @@ def check_folder(folder: Path) -> None:
                 path.rmdir()
             except OSError:
                 break
+
+
+def check_target(path: Path, inputs: Iterable[Path], mark: str | None = None) -> None:
+    """Raise if writing to `path` would replace an input, or a file that is there and lacks `mark`.
+
+    `mark` is a text that any file of the kind to be written holds.
+    """
+    if any(path.exists() and other.exists() and path.samefile(other) for other in inputs):
+        raise InputError(
+            "is an input of this command", where=str(path), remedy="Name another file to write to."
+        )
+    if mark is None or not path.is_file():
+        return
+    try:
+        there = path.read_bytes()
+    except OSError:
+        return  # the write itself says what is wrong
+    if there.strip() and mark.encode() not in there:
+        raise InputError(
+            "is there already, and is no such file as would be written",
+            where=str(path),
+            remedy="Name another file, or remove this one.",
+        )
 
 
 def write_atomically(path: Path, write: Callable[[Path], None], remedy: str = REMEDY) -> None:
