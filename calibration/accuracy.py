@@ -143,10 +143,8 @@ def _resampled(sweeps: Sequence[Sequence[Row]], load: str, names: Sequence[str])
 def _line(
     title: str, rows: Sequence[Row], load: str, names: Sequence[str], cell: Callable[[list[Row]], str]
 ) -> str:
-    cells = [
-        cell([r for r in rows if r.load == load and r.metric == name and r.error is not None])
-        for name in names
-    ]
+    of_load = [r for r in rows if r.load == load and (r.error is not None or cell is _coverage)]
+    cells = [cell([r for r in of_load if r.metric == name]) for name in names]
     return f"| {title} | " + " | ".join(cells) + " |"
 
 

@@ -170,8 +170,12 @@ class Validation:
 
 
 def summarise(rows: Sequence[Row], load: Load, metric: str) -> Summary | None:
-    """Medians over the rows of one load and metric; None if there are none."""
-    chosen = [row for row in rows if row.load == load and row.metric == metric and row.error is not None]
+    """Medians over the rows of one load and metric; None if there are none.
+
+    Where 0 was measured there is no relative error; whether the interval holds it counts.
+    """
+    every = [row for row in rows if row.load == load and row.metric == metric]
+    chosen = [row for row in every if row.error is not None]
     if not chosen:
         return None
     errors = [row.error or 0.0 for row in chosen]
@@ -182,7 +186,7 @@ def summarise(rows: Sequence[Row], load: Load, metric: str) -> Summary | None:
         len(chosen),
         statistics.median(abs(error) for error in errors),
         statistics.median(errors),
-        sum(row.inside for row in chosen) / len(chosen),
+        sum(row.inside for row in every) / len(every),
         statistics.median(rival) if rival else None,
     )
 
@@ -251,10 +255,13 @@ def choose_levels(sweep: Sweep, wanted: Sequence[int] | None) -> tuple[list[Swee
         warnings += [f"level {c} is not in {sweep.source}" for c in wanted if c not in present]
         usable = [level for level in usable if level.concurrency in set(wanted)]
     if not usable:
+        there = [str(level.concurrency) for level in sweep.levels if level.concurrency is not None]
         raise InputError(
-            "none of the levels asked for can be used",
+            "none of the levels asked for can be used" if there else "no level has a number of sessions",
             where=sweep.source,
-            remedy=f"levels in it: {', '.join(str(level.concurrency) for level in sweep.levels)}",
+            remedy=f"levels in it: {', '.join(there)}"
+            if there
+            else "give levels at a concurrency; rates and single requests are read by `replicast check`",
         )
     return usable, warnings
 
@@ -379,7 +386,8 @@ def combined(found: Range, rival: float | None, name: str, share: float) -> Rang
     gap = transformed(name, rival) - transformed(name, found.value)
     shift = share * min(max(gap, -LARGEST), LARGEST)
     value, low, high = (back(name, transformed(name, v) + shift) for v in found[:3])
-    return Range(value, low, high, found.realisation)
+    # What may be nothing at all may still be.
+    return Range(value, low if found.low > 0 else 0.0, high, found.realisation)
 
 
 def _same(known: KnownLevel, level: SweepLevel) -> bool:

@@ -26,11 +26,12 @@ from replicast.calibration.learned import (
 )
 from replicast.calibration.lengths import Lengths
 from replicast.calibration.model import Point
+from replicast.calibration.predict import Range
 from replicast.calibration.profile import StepSeconds
 from replicast.calibration.recovery import random_bed, simulated_sweep
 from replicast.calibration.server import physics_of, server_facts
 from replicast.calibration.sweep import HISTOGRAM_FIELDS, Gauge, SweepLevel
-from replicast.calibration.validate import failed_levels, validate
+from replicast.calibration.validate import Row, combined, failed_levels, summarise, validate
 from replicast.sim.errors import InputError
 from replicast.sim.fleet.config import FrontEnd
 
@@ -215,3 +216,18 @@ def test_prefill_of_a_request_counts_its_attention() -> None:
     alone_s = values["computed_tokens"] * (values["compute_per_token_s"] + pair_s * prompt)
     assert prefill.value == pytest.approx(alone_s, rel=1e-3)
     assert prefill.low < prefill.value < prefill.high
+
+
+def test_an_interval_down_to_nothing_stays_so() -> None:
+    """Of a queue that may not be there; a level that measured 0 counts as held."""
+    moved = combined(Range(0.2, 0.0, 0.9), 1.5, "queue_mean_s", 0.5)
+    assert moved.low == 0.0 < moved.value < moved.high
+    assert combined(Range(0.2, 0.1, 0.9), 1.5, "queue_mean_s", 0.5).low > 0.1
+    held, missed = (
+        Row(1, "given", "queue_mean_s", 0.0, 0.1, low, 0.4, None, None, True, None) for low in (0.0, 0.05)
+    )
+    seen = Row(5, "given", "queue_mean_s", 1.0, 1.1, 0.5, 2.0, 0.1, None, True, None)
+    for rows, share in (((held, seen), 1.0), ((missed, seen), 0.5)):
+        found = summarise(rows, "given", "queue_mean_s")
+        assert found is not None
+        assert (found.rows, found.coverage) == (1, share)
