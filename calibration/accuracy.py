@@ -25,12 +25,13 @@ from replicast.calibration.accuracy_computed import computed_lines, counted_rows
 from replicast.calibration.accuracy_shares import share_lines
 from replicast.calibration.calibrate import learned_from
 from replicast.calibration.fit import fit
+from replicast.calibration.held_out import leave_one_out, predicted_rows
 from replicast.calibration.model import point_at
 from replicast.calibration.predict import Load
 from replicast.calibration.published import GIVEN, published_sweeps
+from replicast.calibration.rows import KV_FREE, LABELS, Row, summarise
 from replicast.calibration.server import server_facts
 from replicast.calibration.uncertainty import uncertainty
-from replicast.calibration.validate import KV_FREE, LABELS, Row, leave_one_out, predicted_rows, summarise
 
 LOW_LEVELS = (1, 2, 5, 10)
 RESAMPLES = 500  # also the seed

@@ -13,14 +13,15 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from replicast.calibration.harness import ServerModel, run_level
+from replicast.calibration.held_out import predicted_rows
 from replicast.calibration.learned import Learned, facts_of, learned_of, steps_of
 from replicast.calibration.model import LevelModel, Point
 from replicast.calibration.predict import MATCH_SEEDS, MATCHES
 from replicast.calibration.profile import Profile, StepSeconds, load_profile
 from replicast.calibration.published import published_sweeps
+from replicast.calibration.rows import LABELS
 from replicast.calibration.server import ServerFacts, server_facts
 from replicast.calibration.sweep import SweepLevel
-from replicast.calibration.validate import LABELS, predicted_rows
 from replicast.sim.engine.step_time import StepTime
 
 ARMS = (

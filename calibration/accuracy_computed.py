@@ -15,11 +15,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from replicast.calibration.fit import Fitted, fit
+from replicast.calibration.held_out import leave_one_out
 from replicast.calibration.model import LevelModel, Point, mean_observed, point_at, transformed, typical
 from replicast.calibration.predict import MATCH_SEEDS, VALUE_SEEDS
+from replicast.calibration.rows import Row
 from replicast.calibration.server import ServerFacts
 from replicast.calibration.sweep import SweepLevel
-from replicast.calibration.validate import Row, leave_one_out
 
 PREFILL = "prefill_mean_s"
 ROUNDS = 8

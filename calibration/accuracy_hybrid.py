@@ -10,9 +10,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from replicast.calibration.fit import fit
+from replicast.calibration.held_out import leave_one_out
 from replicast.calibration.published import published_sweeps
+from replicast.calibration.rows import LABELS, Row
 from replicast.calibration.server import server_facts
-from replicast.calibration.validate import LABELS, Row, leave_one_out
 
 METRICS = (
     "prompt_tokens_per_s", "output_tokens_per_s", "tpot_mean_s", "ttft_mean_s", "queue_mean_s",

@@ -12,7 +12,7 @@ import statistics
 from collections.abc import Sequence
 
 from replicast.calibration.predict import Load, Range
-from replicast.calibration.validate import LABELS, Row, combined
+from replicast.calibration.rows import LABELS, Row, combined
 
 SHARES_TRIED = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 

@@ -22,7 +22,7 @@ choice of a few constants that are named below, and weakly in how prompts are ta
 follows from how much 16 simulated realisations of each level vary. A measured level is one realisation.
 
 A prediction holds a fixed share of the interpolation beside it, per metric (`SHARES` in
-`calibration/validate.py`); these shares, how far residuals carry over to neighbours (`NOISE` in
+`calibration/rows.py`); these shares, how far residuals carry over to neighbours (`NOISE` in
 `calibration/predict.py`), the priors of how prompts grow (`calibration/growth.py`) and the size of what
 stays unexplained were chosen on the sweeps below. What shares chosen on the other sweeps
 give is shown. What an exchange over PCIe and small experts cost by physics was read off single tasks on

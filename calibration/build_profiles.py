@@ -24,7 +24,8 @@ from replicast.calibration.calibrate import Calibration, calibrate, validation_t
 from replicast.calibration.pool import LONGEST, longest_request
 from replicast.calibration.profile import SHIPPED, Profile, write_profile
 from replicast.calibration.published import GIVEN, published_sweeps
-from replicast.calibration.validate import Row, Validation
+from replicast.calibration.rows import Row
+from replicast.calibration.validate import Validation
 
 DATE = "2026-11-30"
 SOURCE = "github.com/aws-samples/sample-agentic-coding-harness-benchmarks (MIT-0, July to September 2026)"

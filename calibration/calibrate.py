@@ -20,6 +20,7 @@ from replicast.calibration.engines import engines_of, of_one_engine
 from replicast.calibration.facts import Model
 from replicast.calibration.fit import Fitted, centre_of, fit
 from replicast.calibration.harness import MakeEngine
+from replicast.calibration.held_out import known_level, leave_one_out
 from replicast.calibration.learned import Learned, tables_of
 from replicast.calibration.lengths import SHARED_TOKENS, TYPICAL_PROMPT, too_long, with_context
 from replicast.calibration.model import ENGINE, Point, point_at, step_seconds
@@ -27,20 +28,11 @@ from replicast.calibration.physics import check_peak
 from replicast.calibration.pool import scaled_pool
 from replicast.calibration.predict import residuals_of
 from replicast.calibration.profile import Profile, StepSeconds
+from replicast.calibration.rows import KV_FREE, LABELS, Row, Summary, summarise
 from replicast.calibration.server import ServerFacts, server_facts
 from replicast.calibration.sweep import Given, Sweep, SweepLevel
 from replicast.calibration.uncertainty import Interval, Uncertainty, uncertainty
-from replicast.calibration.validate import (
-    KV_FREE,
-    LABELS,
-    Row,
-    Summary,
-    Validation,
-    choose_levels,
-    known_level,
-    leave_one_out,
-    summarise,
-)
+from replicast.calibration.validate import Validation, choose_levels
 from replicast.sim.engine.factory import make_engine
 from replicast.sim.errors import InputError
 from replicast.sim.fleet.config import FrontEnd

@@ -12,8 +12,8 @@ from replicast.calibration.accuracy_computed import as_if_counted
 from replicast.calibration.accuracy_shares import best_share
 from replicast.calibration.model import LevelModel, Point
 from replicast.calibration.recovery import random_bed, simulated_sweep
+from replicast.calibration.rows import Row
 from replicast.calibration.server import server_facts
-from replicast.calibration.validate import Row
 
 
 def row(measured: float, simulated: float, rival: float, *, realisation: float = 0.1) -> Row:

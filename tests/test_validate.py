@@ -29,9 +29,10 @@ from replicast.calibration.model import Point
 from replicast.calibration.predict import Range
 from replicast.calibration.profile import StepSeconds
 from replicast.calibration.recovery import random_bed, simulated_sweep
+from replicast.calibration.rows import Row, combined, summarise
 from replicast.calibration.server import physics_of, server_facts
 from replicast.calibration.sweep import HISTOGRAM_FIELDS, Gauge, SweepLevel
-from replicast.calibration.validate import Row, combined, failed_levels, summarise, validate
+from replicast.calibration.validate import failed_levels, validate
 from replicast.sim.errors import InputError
 from replicast.sim.fleet.config import FrontEnd
 

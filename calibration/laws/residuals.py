@@ -23,7 +23,7 @@ from replicast.calibration.laws.findings import Answer, Case, Finding, Row, show
 from replicast.sim.errors import InputError
 
 if TYPE_CHECKING:
-    from replicast.calibration import validate as validation
+    from replicast.calibration import rows as predicted
 
 LAW = 12
 CHECK = "model"
@@ -81,7 +81,7 @@ def _limit(figures: int) -> float:
     return OUTSIDE * figures + FAIL_SD * sqrt(ALIKE * figures * OUTSIDE * (1 - OUTSIDE))
 
 
-def _systematic(case: Case, rows: tuple[validation.Row, ...]) -> Finding | None:
+def _systematic(case: Case, rows: tuple[predicted.Row, ...]) -> Finding | None:
     missed = [row for row in rows if not row.inside]
     if len(missed) <= _limit(len(rows)):
         return None
@@ -105,7 +105,7 @@ def _systematic(case: Case, rows: tuple[validation.Row, ...]) -> Finding | None:
     )
 
 
-def _missed(missed: list[validation.Row], of: int, at: int) -> Finding:
+def _missed(missed: list[predicted.Row], of: int, at: int) -> Finding:
     worst = sorted(missed, key=lambda row: -abs(row.error or 0.0))
     named = ", ".join(
         f"{row.metric} {show(row.measured)} against {show(row.predicted)} ({show(row.low)} to "
@@ -125,7 +125,7 @@ def _missed(missed: list[validation.Row], of: int, at: int) -> Finding:
     )
 
 
-def _cause(missed: list[validation.Row]) -> str:
+def _cause(missed: list[predicted.Row]) -> str:
     if all((row.kv_peak or 0.0) >= KV_FULL for row in missed):
         return "evictions where KV blocks ran out"
     names = {row.metric for row in missed}
