@@ -16,14 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from replicast.calibration.check import check_sweep, usable_levels
+from replicast.calibration.doubts import assumed, at_bounds, contradicted
 from replicast.calibration.engines import engines_of, of_one_engine
 from replicast.calibration.facts import Model
 from replicast.calibration.fit import Fitted, centre_of, fit
 from replicast.calibration.harness import MakeEngine
 from replicast.calibration.held_out import known_level, leave_one_out
 from replicast.calibration.learned import Learned, tables_of
-from replicast.calibration.lengths import SHARED_TOKENS, TYPICAL_PROMPT, too_long, with_context
-from replicast.calibration.model import ENGINE, Point, point_at, step_seconds
+from replicast.calibration.lengths import SHARED_TOKENS, too_long, with_context
+from replicast.calibration.model import Point, point_at, step_seconds
 from replicast.calibration.physics import check_peak
 from replicast.calibration.pool import scaled_pool
 from replicast.calibration.predict import residuals_of
@@ -193,6 +194,7 @@ def calibrate(
             remedy="a sweep at 1, 2, 5, 10 and 20 sessions tells most",
         )
     warnings += [text for level in chosen if (text := too_long(level, facts))]
+    warnings += contradicted(chosen, facts)
     fitted = fit(chosen, facts, engines=engines, progress=progress)
     known = uncertainty(fitted)
     point = point_at(fitted.params, fitted.x)
@@ -202,7 +204,7 @@ def calibrate(
         rows: list[Row] = leave_one_out(fitted, facts, engines=engines, progress=progress)
         held_out = Validation(sweep.source, "leave one level out", True, tuple(rows), ())
     steps = step_seconds(facts, point)
-    warnings += [*check_peak(steps, facts.priors), *_at_bounds(known), *_assumed(learned)]
+    warnings += [*check_peak(steps, facts.priors), *at_bounds(known), *assumed(learned)]
     profile = profile_of(sweep, facts, learned, known, steps, held_out, name=name, date=date)
     price = profile.price_usd_per_hour
     profile = replace(
@@ -228,28 +230,6 @@ def healthy(sweep: Sweep, levels: list[SweepLevel], *, force: bool) -> tuple[lis
     kept = [level for level in levels if level not in failed]
     out = [level.name or f"c={level.concurrency}" for level in levels if level in failed]
     return kept, [f"left out, the checks fail it: {name}" for name in out]
-
-
-def _at_bounds(known: Uncertainty) -> list[str]:
-    """Step times that physics had to hold back: the server is hardly what it is told to be."""
-    held = [it.name for it in known.intervals if it.name in ENGINE and it.status.startswith("at its lower")]
-    if not held:
-        return []
-    return [
-        f"{', '.join(held)} at the bound of physics: faster than this hardware could be; are GPU, "
-        "tensor_parallel_size, model and quantization told right?"
-    ]
-
-
-def _assumed(learned: Learned) -> list[str]:
-    """Lengths that no source tells: what is learnt rests on a guess."""
-    levels = ", ".join(str(level.concurrency) for level in learned.levels if level.lengths.source == "guess")
-    if not levels:
-        return []
-    return [
-        f"prompts of level {levels} are told by nothing (no requests counted, no KV usage): "
-        f"{TYPICAL_PROMPT:,.0f} tokens are assumed"
-    ]
 
 
 def learned_from(fitted: Fitted, known: Uncertainty, point: Point) -> Learned:
@@ -298,7 +278,7 @@ def profile_of(
     if held_out is not None:
         tables["validation"] = validation_table(held_out)
     lengths = [with_context(level.lengths, shared, scale) for level in learned.levels]
-    hits = [1 - n.computed / n.prompt for n in lengths if n.computed is not None]
+    hits = [max(1 - n.computed / n.prompt, 0.0) for n in lengths if n.computed is not None]
     ranges = {"concurrency": _span([float(level.concurrency) for level in learned.levels])}
     if all(n.source != "guess" for n in lengths):
         ranges["prompt_tokens"] = _span([n.prompt for n in lengths])

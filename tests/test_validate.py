@@ -151,6 +151,17 @@ def test_a_server_faster_than_its_hardware_is_told() -> None:
     assert any("at the bound of physics" in text for text in found.warnings)
 
 
+def test_a_server_that_counters_contradict_is_told() -> None:
+    for told, says in (
+        (replace(BED.given, max_num_seqs=2), "more than max_num_seqs 2"),
+        (replace(BED.given, enable_prefix_caching=False), "enable_prefix_caching is told to be off"),
+    ):
+        found = calibrate(SWEEP, given=told, levels=(4, 8), loo=False, force=True)
+        assert any(says in text for text in found.warnings), says
+    fine = calibrate(SWEEP, given=BED.given, levels=(1, 2), loo=False, force=True)
+    assert not any("told right?" in text for text in fine.warnings)
+
+
 def test_lengths_that_nothing_tells_are_named_and_no_range() -> None:
     bare = tuple(
         SweepLevel(level.concurrency, window_s=level.window_s, load_s=level.load_s, tpot=level.tpot)
