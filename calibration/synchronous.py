@@ -31,6 +31,7 @@ from replicast.sim.fleet.config import FrontEnd
 
 LEAST_ROWS = 5
 MOST_ROWS = 100
+LEAST_RANGE = 1.5  # longest over shortest prompt
 LONE_SHARE = 0.8  # of a level's requests that must have been alone
 CACHED_SHARE = 0.02  # of prompt tokens that may have come from the cache
 NOTE = (
@@ -120,6 +121,7 @@ def learn(
             force=force, engines=engines, progress=progress,
         )  # fmt: skip
     _check_distinct(rows, sweep.source)
+    _check_spread(rows, sweep.source)
     warnings += healthy(sweep, chosen, force=force)[1]
     facts = server_facts(sweep, given, hardware=hardware, model=model)
     rows = _spread(rows)
@@ -151,6 +153,24 @@ def _check_distinct(rows: Sequence[ClientRequest], where: str) -> None:
             f"{cached / prompts:.0%} of the prompt tokens of lone requests came from the cache",
             where=where,
             remedy="give lone requests with prompts of their own, or a sweep of two levels or more",
+        )
+
+
+def _check_spread(rows: Sequence[ClientRequest], where: str) -> None:
+    """Refuse prompts of about one length: slope and intercept are then one fact; and replies of one token."""
+    prompts = [float(r.prompt_tokens or 0) for r in rows]
+    if max(prompts) < LEAST_RANGE * max(min(prompts), 1.0):
+        raise InputError(
+            f"lone requests have prompts of {min(prompts):,.0f} to {max(prompts):,.0f} tokens: what a token "
+            "costs cannot be told from what a step does",
+            where=where,
+            remedy=f"send lone requests whose longest prompt is {LEAST_RANGE:g} times the shortest or more",
+        )
+    if sum((r.output_tokens or 0) > 1 for r in rows) < LEAST_ROWS:
+        raise InputError(
+            "lone requests have no second token: how long a decode step takes is not in them",
+            where=where,
+            remedy="ask for replies of some hundred tokens",
         )
 
 

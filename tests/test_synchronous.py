@@ -92,3 +92,25 @@ def test_of_many_rows_all_lengths_are_kept() -> None:
     lengths = sorted(r.prompt_tokens or 0 for r in chosen)
     assert (lengths[0], lengths[-1]) == (100, 1099)
     assert [r.arrival_s for r in chosen] == sorted(r.arrival_s or 0.0 for r in chosen)
+
+
+def test_the_order_of_rows_does_not_matter(stage: Path, tmp_path: Path) -> None:
+    head, *rows = stage.read_text().splitlines()
+    turned = tmp_path / "requests.csv"
+    turned.write_text("\n".join([head, *reversed(rows)]) + "\n")
+    learnt = [learn(read_sweep(path), given=GIVEN, loo=False).profile.step_time for path in (stage, turned)]
+    assert learnt[0] == learnt[1]
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "says"), [(2, "900", "900 to 900 tokens"), (3, "1", "no second token")]
+)
+def test_requests_that_cannot_tell_a_server_are_refused(
+    column: int, value: str, says: str, stage: Path, tmp_path: Path
+) -> None:
+    head, *rows = [line.split(",") for line in stage.read_text().splitlines()]
+    alike = [[*row[:column], value, *row[column + 1 :]] for row in rows]
+    path = tmp_path / "requests.csv"
+    path.write_text("\n".join(",".join(row) for row in [head, *alike]) + "\n")
+    with pytest.raises(InputError, match=says):
+        learn(read_sweep(path), given=GIVEN)

@@ -68,7 +68,7 @@ def level_of_requests(
         tpot=_histogram([tpot_s(r) for r in shifted], TPOT_EDGES_S),
         prompt_per_request=_histogram([r.prompt_tokens for r in shifted], tokens),
         output_per_request=_histogram([r.output_tokens for r in shifted], tokens),
-        requests=tuple(sorted((*shifted, *lost), key=lambda r: r.arrival_s or 0.0)) if lost else shifted,
+        requests=tuple(sorted((*shifted, *lost), key=lambda r: r.arrival_s or 0.0)),
         notes=tuple(notes),
     )
     if level.cached_tokens is None:
