@@ -231,3 +231,16 @@ def test_kv_usage_in_percent_is_refused(tmp_path: Path) -> None:
     document["levels"] = [{**document["levels"][0], **usage}]
     sweep.write_text(json.dumps(document))
     refused(replicast("check", sweep), 1, "beyond 1")
+
+
+@pytest.mark.parametrize(
+    ("columns", "row", "says"),
+    [
+        ("window_s,load_s", "600,900", "load of 900 s in a window of 600 s"),
+        ("window_s,ttft_p50_s,ttft_p90_s", "600,9,1", "ttft p50 is 9, above p90 of 1"),
+    ],
+)
+def test_figures_that_contradict_each_other(columns: str, row: str, says: str, tmp_path: Path) -> None:
+    table = tmp_path / "sweep.csv"
+    table.write_text(f"concurrency,output_tokens_per_s,{columns}\n1,20,{row}\n")
+    refused(replicast("check", table), 1, says)

@@ -10,6 +10,7 @@ import csv
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from replicast.calibration.readers.prometheus import is_exposition, is_range_exp
 from replicast.calibration.readers.requests_csv import SIDE_FILES, is_requests_csv, read_requests_csv
 from replicast.calibration.readers.run_summary import is_run_summary, read_run_summary
 from replicast.calibration.readers.text import parse_json, read_json, read_text
-from replicast.calibration.sweep import Given, Sweep
+from replicast.calibration.sweep import HISTOGRAM_FIELDS, Given, Sweep
 from replicast.sim.errors import InputError
 
 FORMATS = (
@@ -31,6 +32,7 @@ FORMATS = (
 )  # fmt: skip
 MANIFEST = "manifest"
 MOST_SESSIONS = 10_000
+SLACK = 1.01  # of figures that are rounded
 FULL = 1.001  # of the KV pool, rounding allowed for
 NEVER = (".md", ".py", ".sh", ".png", ".svg", ".yaml", ".yml", ".toml", ".log", ".wal", ".html")
 
@@ -53,6 +55,7 @@ def read_sweep(
     files, manifest, found = _files([Path(path) for path in paths], format, passed_over)
     sweep = _read(files, found, manifest, model, load_s)
     _check_loads(sweep)
+    _check_order(sweep, load_is_told=load_s is not None)
     if passed_over:
         listed = ", ".join(passed_over[:4]) + (", …" if len(passed_over) > 4 else "")
         note = (
@@ -86,6 +89,30 @@ def _check_loads(sweep: Sweep) -> None:
                 where=sweep.source,
                 remedy="kv_cache_usage_perc is a share of the pool: divide percent by 100",
             )
+
+
+def _check_order(sweep: Sweep, *, load_is_told: bool) -> None:
+    """Figures that contradict each other are a slip of the pen or of a column."""
+    for level in sweep.levels:
+        name = level.name or f"level {level.concurrency}"
+        if not load_is_told and level.load_s and level.window_s and level.load_s > SLACK * level.window_s:
+            raise InputError(
+                f"{name}: load of {level.load_s:g} s in a window of {level.window_s:g} s",
+                where=sweep.source,
+                remedy="window_s is what counters were read over: load and drain",
+            )
+        for metric in HISTOGRAM_FIELDS:
+            told = getattr(level, metric)
+            ends = [(q, bounds.high) for q, bounds in sorted(told.given_quantiles)] if told else []
+            known = [(q, high) for q, high in ends if high is not None]
+            for (q, high), (next_q, next_high) in pairwise(known):
+                if high > SLACK * next_high:
+                    raise InputError(
+                        f"{name}: {metric} p{100 * q:g} is {high:g}, "
+                        f"above p{100 * next_q:g} of {next_high:g}",
+                        where=sweep.source,
+                        remedy="correct the percentiles",
+                    )
 
 
 def detect(path: Path) -> str:
