@@ -33,7 +33,7 @@ from replicast.calibration.rows import KV_FREE, LABELS, Row, Summary, summarise
 from replicast.calibration.server import ServerFacts, server_facts
 from replicast.calibration.sweep import Given, Sweep, SweepLevel
 from replicast.calibration.uncertainty import Interval, Uncertainty, uncertainty
-from replicast.calibration.validate import Validation, choose_levels
+from replicast.calibration.validate import Validation, choose_levels, failed_levels
 from replicast.sim.engine.factory import make_engine
 from replicast.sim.errors import InputError
 from replicast.sim.fleet.config import FrontEnd
@@ -111,9 +111,7 @@ class Calibration:
             "",
             f" {'parameter':22} {'value':>9}  {'95 % interval':22} {'status':24} what",
         ]
-        for it in self._intervals():
-            span = f"{_figure(it.low, 2)} to {_figure(it.high, 2)}"
-            lines.append(f" {it.name:22} {_value(it):>9}  {span:22} {it.status:24} {UNITS.get(it.name, '')}")
+        lines += [interval_line(it) for it in self._intervals()]
         profiled = [it.name for it in self._intervals() if it.method != "covariance"]
         lines.append(
             f" Intervals from the covariance; by profile likelihood: {', '.join(profiled) or 'none'}."
@@ -219,13 +217,10 @@ def calibrate(
 
 def healthy(sweep: Sweep, levels: list[SweepLevel], *, force: bool) -> tuple[list[SweepLevel], list[str]]:
     """The levels that checks leave, and what was left out; a refused sweep raises unless forced."""
+    if force:
+        return levels, [f"forced: {text}" for text in failed_levels(sweep, levels)]
     result = check_sweep(sweep)
     failed = [sweep.levels[i] for i in result.left_out]
-    if force:
-        told = [level.name or f"c={level.concurrency}" for level in levels if level in failed]
-        if not result.ok:
-            return levels, [f"forced: the checks call this sweep not usable ({result.of('fail')[0].text})"]
-        return levels, [f"forced: the checks fail {', '.join(told)}"] if told else []
     usable_levels(result)
     kept = [level for level in levels if level not in failed]
     out = [level.name or f"c={level.concurrency}" for level in levels if level in failed]
@@ -330,6 +325,12 @@ def _span(values: Sequence[float]) -> tuple[float, float]:
     if high < 2:
         return (round(low, 3), round(high, 3))
     return (float(math.floor(low)), float(math.ceil(high)))
+
+
+def interval_line(it: Interval) -> str:
+    """A parameter's row of the report."""
+    span = f"{_figure(it.low, 2)} to {_figure(it.high, 2)}"
+    return f" {it.name:22} {_value(it):>9}  {span:22} {it.status:24} {UNITS.get(it.name, '')}"
 
 
 def _value(it: Interval) -> str:

@@ -15,7 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from replicast.calibration.calibrate import PASSES_TPOT, SCHEMA, UNITS, Calibration, calibrate, healthy
+from replicast.calibration.calibrate import (
+    PASSES_TPOT,
+    SCHEMA,
+    Calibration,
+    calibrate,
+    healthy,
+    interval_line,
+)
 from replicast.calibration.facts import Model
 from replicast.calibration.harness import MakeEngine
 from replicast.calibration.perrequest import FITTED, RequestFit, fit_requests, lone_requests, request_priors
@@ -81,9 +88,7 @@ class Synchronous:
             "",
             f" {'parameter':22} {'value':>9}  {'95 % interval':22} {'status':24} what",
         ]
-        for it in self.intervals:
-            span = f"{it.low:.3g} to {it.high:.3g}"
-            lines.append(f" {it.name:22} {it.value:9.3g}  {span:22} {it.status:24} {UNITS.get(it.name, '')}")
+        lines += [interval_line(it) for it in self.intervals]
         lines += [" Not seen, from elsewhere: memory_per_seq_s.", ""]
         told = ", ".join(f"{name.upper()} {miss:.1%}" for name, miss in self.misses.items())
         lines.append(

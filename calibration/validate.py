@@ -138,9 +138,10 @@ def failed_levels(sweep: Sweep, levels: Sequence[SweepLevel]) -> list[str]:
     """What the checks say of levels that are used all the same."""
     result = check_sweep(sweep)
     if not result.ok:
-        return [f"the checks call this sweep not usable: {result.of('fail')[0].text}"]
+        return [f"the checks call this sweep not usable ({result.of('fail')[0].text})"]
     failed = [sweep.levels[i] for i in result.left_out]
-    return [f"the checks fail level {level.name}" for level in levels if level in failed]
+    told = [level.name or f"c={level.concurrency}" for level in levels if level in failed]
+    return [f"the checks fail {', '.join(told)}"] if told else []
 
 
 def choose_levels(sweep: Sweep, wanted: Sequence[int] | None) -> tuple[list[SweepLevel], list[str]]:

@@ -74,7 +74,7 @@ def read_sweep(
 
 
 def _check_loads(sweep: Sweep) -> None:
-    """Levels are simulated session by session: what is not a share is refused."""
+    """What is simulated is bounded: a slip of the pen must not ask for a billion sessions or pools."""
     for level in sweep.levels:
         if (level.concurrency or 0) > MOST_SESSIONS:
             raise InputError(
