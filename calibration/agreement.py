@@ -21,10 +21,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from replicast.calibration.buckets import REQUEST_EDGES_S, TPOT_EDGES_S, TTFT_EDGES_S
-from replicast.calibration.harness import run_level
+from replicast.calibration.harness import latencies, run_level
 from replicast.calibration.model import LevelModel, Point
 from replicast.calibration.sweep import Histogram
-from replicast.sim.fleet.records import Records
 
 Floats = NDArray[np.float64]
 
@@ -74,7 +73,7 @@ def agreements(
     usable = {name: h for name, h in known.items() if sum(h.counts) > 0 or h.given_quantiles}
     if not usable:
         return []
-    runs = [_values(run_level(model.load(point), model.server(point), seed).records) for seed in seeds]
+    runs = [latencies(run_level(model.load(point), model.server(point), seed).records) for seed in seeds]
     out = []
     for name, histogram in usable.items():
         values = [run[name] for run in runs if len(run[name])]
@@ -183,14 +182,3 @@ def _move(values: Floats, mean: float | None) -> float:
     if mean is None or simulated <= 0:
         return 1.0
     return min(max(mean / simulated, 1 / LARGEST_MOVE), LARGEST_MOVE)
-
-
-def _values(records: Records) -> dict[str, Floats]:
-    """Of each histogram: TTFT of requests that began, the rest of those that finished."""
-    began, done = ~np.isnan(records.ttft_s), records.finished
-    return {
-        "ttft": records.ttft_s[began],
-        "queue": records.queue_s[done],
-        "prefill": records.prefill_s[done],
-        "tpot": records.tpot_s[done],
-    }

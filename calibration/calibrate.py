@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,10 @@ from replicast.sim.report.numbers import significant
 
 SCHEMA = "replicast/calibrate/1"
 MIN_LEVELS = 2
-LATENTS = ("computed_tokens", "computed_slope", "first_tokens", "output_spread", "shared_tokens")
+LATENTS = (
+    "computed_tokens", "computed_slope", "first_tokens", "output_spread", "computed_spread",
+    "calls_per_session", "failed_sessions", "shared_tokens",
+)  # fmt: skip
 PASSES_TPOT = 0.30  # held-out median that a shipped profile must stay below
 UNITS = {
     "memory_fixed_s": "s, a step: weights and launches",
@@ -54,6 +57,9 @@ UNITS = {
     "computed_slope": "its exponent in sessions",
     "first_tokens": "tokens of a first prompt",
     "output_spread": "sd of log(output of a request)",
+    "computed_spread": "sd of log(tokens a request computes)",
+    "calls_per_session": "requests of a session that completes",
+    "failed_sessions": "share of sessions that end after a few",
     "shared_tokens": "tokens all sessions share",
     "pool_scale": "of the KV pool that memory leaves",
     "prefill_s_per_request": "s, of a later request alone: known better than its parts",
@@ -96,6 +102,7 @@ class Calibration:
             "step_time": steps,
             "engine": _told(self.profile),
             "load": dict(self.profile.tables["load"]),
+            "load_given_by_trace": sorted(self.facts.load),
             "held_out": [line._asdict() for line in self._summaries()],
             "rows": [row._asdict() for row in self.held_out.rows] if self.held_out else [],
             "passes": self.passes,
@@ -119,6 +126,9 @@ class Calibration:
         fitted = {it.name for it in self._intervals()}
         physics = [name for name in ("compute_fixed_s", "compute_per_pair_s") if name not in fitted]
         lines.append(f" From physics: {', '.join(physics)}.")
+        if self.facts.load:
+            told = ", ".join(f"{name} {significant(value)}" for name, value in self.facts.load.items())
+            lines.append(f" Given by the trace: {told}.")
         for pair in self.uncertainty.pairs:
             lines.append(
                 f"Cannot be told apart: {pair.first}, {pair.second} ({pair.correlation:+.2f}); {pair.advice}."
@@ -167,6 +177,7 @@ def calibrate(
     given: Given | None = None,
     hardware: str | None = None,
     model: Model | None = None,
+    load: Mapping[str, float] | None = None,
     levels: Sequence[int] | None = None,
     name: str | None = None,
     date: str = "unknown",
@@ -175,12 +186,12 @@ def calibrate(
     engines: MakeEngine = make_engine,
     progress: Callable[[str], None] | None = None,
 ) -> Calibration:
-    """Learn a server and its load from a sweep."""
+    """Learn a server and its load from a sweep; `load` are latents that are given (`trace_load`)."""
     began = time.monotonic()
     told = (given or Given()).over(sweep.given)
     count = max([engines_of(level, told.data_parallel_size) for level in sweep.levels], default=1)
     told = replace(told, data_parallel_size=count)
-    facts = server_facts(sweep, told, hardware=hardware, model=model)
+    facts = replace(server_facts(sweep, told, hardware=hardware, model=model), load=load or {})
     chosen, warnings = choose_levels(sweep, levels)
     chosen, more = healthy(sweep, chosen, force=force)
     chosen, shared = of_one_engine(chosen, told.data_parallel_size)
@@ -250,10 +261,11 @@ def profile_of(
     """The profile: what replays and plans draw from."""
     scale = learned.point.get("pool_scale", 1.0)
     args = facts.args if scale == 1.0 else scaled_pool(facts.args, scale)
-    latents = {name: learned.point.values[name] for name in LATENTS if name in learned.point.values}
+    values = {**facts.load, **learned.point.values}
+    latents = {name: values[name] for name in LATENTS if name in values}
     # The pool is written as scaled, and lengths that rest on it: nothing is left to scale by.
     written = [i for i, p in enumerate(learned.params) if p.name != "pool_scale"]
-    shared = learned.point.get("shared_tokens", SHARED_TOKENS)
+    shared = values.get("shared_tokens", SHARED_TOKENS)
     as_read = [with_context(level.lengths, SHARED_TOKENS, scale) for level in learned.levels]
     stored = replace(
         learned,

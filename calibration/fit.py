@@ -31,7 +31,6 @@ from replicast.calibration.model import (
     typical,
 )
 from replicast.calibration.noise import (
-    FLOOR,
     METRICS,
     Noise,
     discrepancy_size,
@@ -202,7 +201,7 @@ class Problem:
         self.seeds = seeds
         targets = [_targets(model) for model in models]
         self.names = tuple((index, name) for index, level in enumerate(targets) for name in level)
-        self._measured = np.array([value for level in targets for value in level.values()])
+        self._measured = np.array([bounds for level in targets for bounds in level.values()]).reshape(-1, 2)
         self.low, self.high = (np.array([getattr(p, side) for p in params]) for side in ("low", "high"))
         self.noise = Noise.unknown(len(models))
         self.sds = np.ones(len(self.names))
@@ -225,7 +224,10 @@ class Problem:
         return discrepancy_size(self.raw(x), self.noise, self.names, len(self.params), len(self.seeds))
 
     def raw(self, x: Floats) -> Floats:
-        """Simulated minus measured, lengths being equal; NaN where no realisation shows a metric."""
+        """Simulated minus measured, lengths being equal; NaN where no realisation shows a metric.
+
+        Of what is measured within bounds: how far it lies outside.
+        """
         point = point_at(self.params, x)
         out = []
         for index, model in enumerate(self.models):
@@ -235,7 +237,7 @@ class Problem:
             out += [
                 typical(runs, name) - by_length[METRICS.index(name)] for at, name in self.names if at == index
             ]
-        return np.asarray(np.array(out) - self._measured)
+        return np.asarray(np.array(out) - np.clip(np.array(out), *self._measured.T))
 
     def residuals(self, x: Floats) -> Floats:
         """All residuals at `x`."""
@@ -317,12 +319,15 @@ class Problem:
         return x
 
 
-def _targets(model: LevelModel) -> dict[str, float]:
-    """Transformed measured value of each metric of a level that says something."""
-    return {
-        name: transformed(name, value)
-        for name in FLOOR
-        if (value := model.measured[name]) is not None
+def _targets(model: LevelModel) -> dict[str, tuple[float, float]]:
+    """Transformed measured value of each metric of a level that says something, as bounds."""
+    exact = {
+        name: (transformed(name, value), transformed(name, value))
+        for name in METRICS
+        if (value := model.measured.get(name)) is not None
         and value > 0
         and not (name == "queue_mean_s" and value < 0.05)
+    }
+    return exact | {
+        name: (transformed(name, low), transformed(name, high)) for name, (low, high) in model.shapes.items()
     }

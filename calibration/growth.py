@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import cache
+from functools import lru_cache
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -27,6 +27,9 @@ RAMP = 40  # turns until a session's prompt has reached its level
 RAMP_POWER = 0.57  # of 523 recorded sessions
 CALLS_PER_SESSION = 66.0  # mean; the median of 28 task windows
 CALLS_SPREAD = 0.6  # sd of the logarithm
+FAILED_SESSIONS = 0.1  # share; 0 to 75 % in levels of one server
+FAILED_CALLS = 6.0  # median; failed sessions of that server wrote 3,143 tokens, a call 512
+FAILED_SPREAD = 0.8
 MOST_TURNS = 400  # from there on a stream is as if it had always been under way
 LEVEL_SD = 0.12  # of a level's mean prompt around its sweep's curve
 FIRST, FIRST_SD = 0.65, 0.25  # of the mean prompt
@@ -39,22 +42,51 @@ def grown_share(turn: int) -> float:
     return float(min(turn / RAMP, 1.0) ** RAMP_POWER)
 
 
-def mean_share(turns: float) -> float:
+class Endings(NamedTuple):
+    """When sessions end: `calls` (mean) of one that completes, the share that fails after a few."""
+
+    calls: float = CALLS_PER_SESSION
+    failed: float = FAILED_SESSIONS
+
+    @property
+    def mean_calls(self) -> float:
+        """Of all sessions."""
+        few = FAILED_CALLS * math.exp(FAILED_SPREAD**2 / 2)
+        return self.failed * few + (1 - self.failed) * self.calls
+
+    def drawn(self, calls_z: float, failed_z: float) -> float:
+        """Calls of one session, by two standard normal numbers."""
+        if _STANDARD.cdf(failed_z) < self.failed:
+            return FAILED_CALLS * math.exp(FAILED_SPREAD * calls_z)
+        return self.calls * math.exp(CALLS_SPREAD * calls_z - CALLS_SPREAD**2 / 2)
+
+    def ended(self, turns: float) -> float:
+        """Share of sessions that have at most `turns`."""
+        at = math.log(turns)
+        completed = NormalDist(math.log(self.calls) - CALLS_SPREAD**2 / 2, CALLS_SPREAD).cdf(at)
+        return self.failed * _FAILS.cdf(at) + (1 - self.failed) * completed
+
+
+_STANDARD = NormalDist()
+_FAILS = NormalDist(math.log(FAILED_CALLS), FAILED_SPREAD)
+USUAL = Endings()
+
+
+def mean_share(turns: float, endings: Endings = USUAL) -> float:
     """Mean of `grown_share` over the first `turns` of a stream, whose sessions end and begin anew."""
     turns = min(turns, float(MOST_TURNS))
-    return float(np.interp(turns, np.arange(MOST_TURNS + 1), _total_shares())) / turns
+    return float(np.interp(turns, np.arange(MOST_TURNS + 1), _total_shares(endings))) / turns
 
 
-@cache
-def _total_shares() -> NDArray[np.float64]:
+@lru_cache(maxsize=64)
+def _total_shares(endings: Endings) -> NDArray[np.float64]:
     """Expected sums of `grown_share` over 0, 1, ... turns of a stream.
 
     The renewal equation: either the first session lasts as long, or it ends and the stream starts again.
     """
     turns = np.arange(MOST_TURNS + 1)
     of_session = np.concatenate([[0.0], np.cumsum([grown_share(int(turn)) for turn in turns[:-1]])])
-    calls = NormalDist(math.log(CALLS_PER_SESSION) - CALLS_SPREAD**2 / 2, CALLS_SPREAD)
-    ended = np.array([calls.cdf(math.log(turn + 0.5)) for turn in turns])
+    ended = np.array([endings.ended(turn + 0.5) for turn in turns.tolist()])
     ending = np.diff(ended, prepend=0.0)
     total = np.zeros(MOST_TURNS + 1)
     for turn in range(1, MOST_TURNS + 1):
@@ -73,13 +105,13 @@ class Growth(NamedTuple):
     gained_tokens: float
     pivot: float = 0.5
 
-    def mean(self, turns: float) -> float:
-        """Mean prompt of sessions of `turns` turns."""
-        return self.first_tokens + self.gained_tokens * mean_share(turns)
+    def mean(self, turns: float, endings: Endings = USUAL) -> float:
+        """Mean prompt of streams of `turns` turns."""
+        return self.first_tokens + self.gained_tokens * mean_share(turns, endings)
 
-    def scaled(self, turns: float, mean: float) -> Growth:
+    def scaled(self, turns: float, mean: float, endings: Endings = USUAL) -> Growth:
         """The same curve, so high that `turns` turns have this mean."""
-        factor = mean / self.mean(turns)
+        factor = mean / self.mean(turns, endings)
         return Growth(factor * self.first_tokens, factor * self.gained_tokens, self.pivot)
 
     def starting(self, first_tokens: float) -> Growth:

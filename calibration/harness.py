@@ -14,12 +14,14 @@ The result is a `SweepLevel` of the same shape as a measured one, bucket counts 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from replicast.calibration.buckets import REQUEST_EDGES_S, TPOT_EDGES_S, TTFT_EDGES_S, token_edges
+from replicast.calibration.shape import Quantile, shape
 from replicast.calibration.spread import log_sd_of
 from replicast.calibration.sweep import Gauge, Histogram, SweepLevel
 from replicast.calibration.workload import LevelLoad, draw_sessions
@@ -28,8 +30,11 @@ from replicast.sim.engine import Engine
 from replicast.sim.engine.factory import make_engine
 from replicast.sim.engine.step_time import StepTime
 from replicast.sim.fleet.config import FleetConfig, FrontEnd
+from replicast.sim.fleet.records import Records
 from replicast.sim.fleet.result import RunResult
 from replicast.sim.fleet.run import simulate
+
+Floats = NDArray[np.float64]
 
 MOST_DRAWS = 5  # of sessions, twice as many each time
 EARLY = 0.98  # of the load: sessions that end just before the deadline leave no stream without work for long
@@ -60,7 +65,10 @@ class ServerModel:
 
 
 class Observed(NamedTuple):
-    """What a level's counters say; NaN where nothing was observed. The first nine are `METRICS`."""
+    """What a level's counters say; NaN where nothing was observed. The first nine are `METRICS`.
+
+    The last eight, quantiles over means, are those of `shape.SHAPES` that were asked for.
+    """
 
     tpot_mean_s: float
     ttft_mean_s: float
@@ -77,6 +85,15 @@ class Observed(NamedTuple):
     output_per_request: float
     computed_per_request: float
     output_log_sd: float
+    computed_log_sd: float
+    ttft_middle: float = math.nan
+    ttft_tail: float = math.nan
+    queue_middle: float = math.nan
+    queue_tail: float = math.nan
+    prefill_middle: float = math.nan
+    prefill_tail: float = math.nan
+    tpot_middle: float = math.nan
+    tpot_tail: float = math.nan
 
 
 def run_level(load: LevelLoad, server: ServerModel, seed: int) -> RunResult:
@@ -110,8 +127,8 @@ def _run(load: LevelLoad, server: ServerModel, seed: int) -> RunResult:
     return simulate(sessions, server.config, server.step_time, fleet, seed=seed, engines=server.engines)
 
 
-def observe(run: RunResult, load: LevelLoad) -> Observed:
-    """Means and rates as the collector would give them."""
+def observe(run: RunResult, load: LevelLoad, wanted: Mapping[str, Quantile] | None = None) -> Observed:
+    """Means and rates as the collector would give them, and the quantiles that are `wanted`."""
     records, replica = run.records, run.replicas[0]
     ttft = records.ttft_s
     began = ~np.isnan(ttft)
@@ -139,7 +156,24 @@ def observe(run: RunResult, load: LevelLoad) -> Observed:
         output_per_request=output * per,
         computed_per_request=computed * per,
         output_log_sd=log_sd_of(records.output_tokens[done]),
+        computed_log_sd=log_sd_of((records.prompt_tokens - records.cached_tokens)[done]),
+        **{
+            name: shape(name, latencies(records)[name.split("_")[0]], quantile.at)
+            for name, quantile in (wanted or {}).items()
+        },
     )
+
+
+def latencies(records: Records) -> dict[str, Floats]:
+    """Of each histogram, in s: TTFT of requests that began, the rest of those that finished."""
+    began, done = ~np.isnan(records.ttft_s), records.finished
+    tpot = records.tpot_s[done]
+    return {
+        "ttft": records.ttft_s[began],
+        "queue": records.queue_s[done],
+        "prefill": records.prefill_s[done],
+        "tpot": tpot[~np.isnan(tpot)],
+    }
 
 
 def simulated_level(load: LevelLoad, server: ServerModel, seed: int) -> SweepLevel:

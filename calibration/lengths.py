@@ -17,12 +17,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
-from replicast.calibration.growth import CALLS_PER_SESSION, Growth, learn_growth
+from replicast.calibration.growth import USUAL, Endings, Growth, learn_growth
 from replicast.calibration.server import ServerFacts, seconds_of_load
 from replicast.calibration.sweep import SweepLevel
-from replicast.calibration.workload import OUTPUT_SPREAD, LevelLoad
+from replicast.calibration.workload import COMPUTED_SPREAD, OUTPUT_SPREAD, LevelLoad
 
 Source = Literal["counted", "kv", "waiting", "guess"]
 
@@ -32,6 +32,18 @@ TYPICAL_OUTPUT = 600.0
 IDLE_SLACK = 0.03  # 5.03 alive are five streams
 LONGEST_MEAN = 0.95  # of max_model_len
 MOST_REQUESTS = 2_000  # of a level are simulated
+
+
+class Habits(NamedTuple):
+    """What the sessions of a harness have in common at all levels, beside their mean lengths."""
+
+    shared_tokens: float = SHARED_TOKENS
+    endings: Endings = USUAL
+    output_spread: float = OUTPUT_SPREAD
+    computed_spread: float = COMPUTED_SPREAD
+
+
+USUAL_HABITS = Habits()
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +133,7 @@ def load_of(
     *,
     computed_tokens: float,
     first_tokens: float | None = None,
-    shared_tokens: float = SHARED_TOKENS,
-    output_spread: float = OUTPUT_SPREAD,
+    habits: Habits = USUAL_HABITS,
 ) -> LevelLoad:
     """The load to simulate; `lengths` are its means."""
     load_s, window_s = seconds_of_load(level)
@@ -130,9 +141,7 @@ def load_of(
     own = own_growth(growth)
     if first_tokens is not None:
         own = own.starting(first_tokens)
-    return load_for(
-        concurrency, load_s, window_s, lengths, own, computed_tokens, shared_tokens, output_spread
-    )
+    return load_for(concurrency, load_s, window_s, lengths, own, computed_tokens, habits)
 
 
 def own_growth(growth: Growth) -> Growth:
@@ -148,8 +157,7 @@ def load_for(
     lengths: Lengths,
     growth: Growth,
     computed_tokens: float,
-    shared_tokens: float,
-    output_spread: float = OUTPUT_SPREAD,
+    habits: Habits = USUAL_HABITS,
 ) -> LevelLoad:
     """The load of `concurrency` sessions with these lengths; `growth` is that of the part not shared.
 
@@ -159,8 +167,8 @@ def load_for(
     load_s, window_s = part * load_s, part * window_s
     lengths = replace(lengths, requests=part * lengths.requests)
     idle = max(lengths.streams - lengths.alive, 0.0) * load_s
-    shared = min(shared_tokens, 0.5 * lengths.prompt)
-    own = growth.scaled(lengths.turns, lengths.prompt - shared)
+    shared = min(habits.shared_tokens, 0.5 * lengths.prompt)
+    own = growth.scaled(lengths.turns, lengths.prompt - shared, habits.endings)
     return LevelLoad(
         concurrency=concurrency,
         streams=lengths.streams,
@@ -170,11 +178,12 @@ def load_for(
         first_tokens=own.first_tokens,
         shared_tokens=shared,
         tool_s=min(idle / lengths.requests, 60.0),
-        calls_per_session=CALLS_PER_SESSION,
+        endings=habits.endings,
         load_s=load_s,
         window_s=window_s,
         expected_requests=max(lengths.requests, float(lengths.streams)),
-        output_spread=output_spread,
+        output_spread=habits.output_spread,
+        computed_spread=habits.computed_spread,
     )
 
 

@@ -15,6 +15,9 @@ fitted as logarithms, inside the bounds of physics and with weak priors from it.
     computed_slope        its exponent in concurrency: levels cut at the deadline see earlier turns when slow
     first_tokens          of a session's own in its first prompt
     output_spread         sd of log(output)
+    computed_spread       of computed tokens, where counted latencies or computed tokens tell it
+    calls_per_session     of a session that does not fail
+    failed_sessions       share of sessions that end after a few calls
     shared_tokens         of all sessions' prompts: the cache holds them once, so the KV gauge tells prompts
                           only together with it
     pool_scale            of a KV pool that is not given, against what memory leaves
@@ -32,10 +35,11 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from replicast.calibration.growth import Growth
+from replicast.calibration.growth import CALLS_PER_SESSION, FAILED_SESSIONS, Endings, Growth
 from replicast.calibration.harness import MakeEngine, Observed, ServerModel, observe, run_level
 from replicast.calibration.lengths import (
     SHARED_TOKENS,
+    Habits,
     Lengths,
     growth_of,
     lengths_of,
@@ -47,9 +51,10 @@ from replicast.calibration.lengths import (
 from replicast.calibration.physics import FRONT_END
 from replicast.calibration.profile import StepSeconds
 from replicast.calibration.server import ServerFacts
+from replicast.calibration.shape import bounds_of, quantiles_of
 from replicast.calibration.spread import counted_log_sd
 from replicast.calibration.sweep import Gauge, Histogram, SweepLevel
-from replicast.calibration.workload import OUTPUT_SPREAD, LevelLoad
+from replicast.calibration.workload import COMPUTED_SPREAD, OUTPUT_SPREAD, LevelLoad
 from replicast.sim.config import EngineConfig
 from replicast.sim.engine.factory import make_engine
 from replicast.sim.engine.step_time import StepTime
@@ -85,7 +90,8 @@ def parameters(levels: Sequence[SweepLevel], facts: ServerFacts) -> list[Paramet
     found: list[Parameter] = []
     starts = _starts(levels, facts)
     seen = [lengths_of(level, facts) for level in levels]
-    counted = all(lengths.computed is not None for lengths in seen)
+    told = facts.load
+    counted = "computed_tokens" in told or all(lengths.computed is not None for lengths in seen)
     for name in ENGINE:
         if name == "compute_per_pair_s" and not counted:
             continue
@@ -111,13 +117,28 @@ def parameters(levels: Sequence[SweepLevel], facts: ServerFacts) -> list[Paramet
             )
         )
         found.append(Parameter("computed_slope", 0.0, 0.0, 0.25, -1.0, 1.0))
-    found.append(_near("first_tokens", own_growth(growth_of(seen)).first_tokens, FIRST_SPREAD, 50.0, 1.5e5))
-    found.append(_near("output_spread", OUTPUT_SPREAD, 0.25, 0.3, 2.5))
-    if any(lengths.source == "kv" for lengths in seen):
-        found.append(_near("shared_tokens", SHARED_TOKENS, 0.8, 200.0, 40_000.0))
-        if not facts.pool_is_given:
-            found.append(_near("pool_scale", 1.0, 0.2, 0.4, 2.5))
+    first = own_growth(growth_of(seen)).first_tokens
+    from_kv = any(lengths.source == "kv" for lengths in seen)
+    load = [
+        _near("first_tokens", first, FIRST_SPREAD, 50.0, 1.5e5),
+        _near("output_spread", OUTPUT_SPREAD, 0.25, 0.3, 2.5),
+        _near("calls_per_session", CALLS_PER_SESSION, 0.4, 5.0, 1_000.0),
+        _near("failed_sessions", FAILED_SESSIONS, 1.0, 1e-3, 0.9),
+    ]
+    if any(_tells_computed_spread(level) for level in levels):
+        load.append(_near("computed_spread", COMPUTED_SPREAD, 0.4, 0.1, 2.5))
+    if from_kv:
+        load.append(_near("shared_tokens", SHARED_TOKENS, 0.8, 200.0, 40_000.0))
+    found += [parameter for parameter in load if parameter.name not in told]
+    if from_kv and not facts.pool_is_given:
+        found.append(_near("pool_scale", 1.0, 0.2, 0.4, 2.5))
     return found
+
+
+def _tells_computed_spread(level: SweepLevel) -> bool:
+    return any(name.startswith(("ttft", "prefill")) for name in quantiles_of(level)) or (
+        counted_log_sd(level.computed_per_request) is not None
+    )
 
 
 def _near(name: str, value: float, spread: float, low: float, high: float) -> Parameter:
@@ -212,6 +233,9 @@ class LevelModel:
         self.lengths = lengths or lengths_of(level, facts)
         self.growth = growth or growth_of([self.lengths])
         self.measured = measured(level)
+        known = quantiles_of(level)
+        self.quantiles = {name: quantile for name, (quantile, _) in known.items()}
+        self.shapes = {name: bounds_of(name, quantile, mean_s) for name, (quantile, mean_s) in known.items()}
         self.concurrency = level.concurrency or max(round(self.lengths.alive), 1)
         self._centre = centre
         self._engines = engines
@@ -233,7 +257,7 @@ class LevelModel:
 
     def _run(self, point: Point, seed: int) -> Observed:
         load = self.load(point)
-        return observe(run_level(load, self.server(point), seed), load)
+        return observe(run_level(load, self.server(point), seed), load, self.quantiles)
 
     def server(self, point: Point) -> ServerModel:
         """The server at `point`."""
@@ -251,21 +275,32 @@ class LevelModel:
 
     def load(self, point: Point) -> LevelLoad:
         """What is asked of the generator."""
-        shared = point.get("shared_tokens", SHARED_TOKENS)
+
+        def value(name: str, usual: float) -> float:
+            return point.get(name, self.facts.load.get(name, usual))
+
+        shared = value("shared_tokens", SHARED_TOKENS)
         found = with_context(self.lengths, shared, point.get("pool_scale", 1.0))
         asked = scaled(found, self.prompt_factor, self.output_factor)
         computed = self.lengths.computed
         if computed is None:
-            slope = point.get("computed_slope", 0.0)
-            computed = point.get("computed_tokens", 6_000.0) * (self.concurrency / self._centre) ** slope
+            slope = value("computed_slope", 0.0)
+            computed = value("computed_tokens", 6_000.0) * (self.concurrency / self._centre) ** slope
         return load_of(
             self.level,
             asked,
             self.growth,
             computed_tokens=computed * self.computed_factor,
-            first_tokens=point.values.get("first_tokens"),
-            shared_tokens=shared,
-            output_spread=point.get("output_spread", OUTPUT_SPREAD),
+            first_tokens=value("first_tokens", 0.0) or None,
+            habits=Habits(
+                shared,
+                Endings(
+                    value("calls_per_session", CALLS_PER_SESSION),
+                    value("failed_sessions", FAILED_SESSIONS),
+                ),
+                value("output_spread", OUTPUT_SPREAD),
+                value("computed_spread", COMPUTED_SPREAD),
+            ),
         )
 
     def match(self, point: Point, seeds: Sequence[int]) -> None:
@@ -331,10 +366,16 @@ def measured(level: SweepLevel) -> dict[str, float | None]:
         "waiting_mean": mean(level.waiting),
         "kv_usage_mean": mean(level.kv_usage),
         "output_log_sd": counted_log_sd(level.output_per_request),
+        "computed_log_sd": counted_log_sd(level.computed_per_request),
     }
 
 
-OFFSETS: Mapping[str, float] = {"queue_mean_s": QUEUE_OFFSET_S, "ttft_mean_s": 0.02, "waiting_mean": 0.1}
+OFFSETS: Mapping[str, float] = {
+    "queue_mean_s": QUEUE_OFFSET_S,
+    "ttft_mean_s": 0.02,
+    "waiting_mean": 0.1,
+    "computed_log_sd": 0.05,
+}
 
 
 def transformed(name: str, value: float) -> float:

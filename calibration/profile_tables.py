@@ -13,7 +13,8 @@ from replicast.sim.errors import InputError
 
 REMEDY = "Calibrate again, or take the table out."
 SIGNED = ("computed_slope",)  # all else is a positive quantity
-WIDEST_SPREAD = 5.0  # of log-normal outputs
+WIDEST_SPREAD = 5.0  # of log-normal tokens
+MOST = {"output_spread": WIDEST_SPREAD, "computed_spread": WIDEST_SPREAD, "failed_sessions": 1.0}
 POSITIVE = ("load_s", "prompt_tokens", "output_tokens", "requests", "alive")
 LARGEST = 1e15
 WIDEST_SD = 10.0  # of a logarithm
@@ -26,10 +27,9 @@ def check_tables(tables: Mapping[str, Mapping[str, Any]], steps: Sequence[str], 
     `steps` are the names of step-time coefficients, which a covariance may be of, too.
     """
     for name, value in tables.get("load", {}).items():
-        positive = name not in SIGNED
-        _number(value, f"load.{name}", where, low=0.0 if positive else -LARGEST, open=positive)
-    if tables.get("load", {}).get("output_spread", 0.0) > WIDEST_SPREAD:
-        _fail("load.output_spread", f"is above {WIDEST_SPREAD:g}", where)
+        high = MOST.get(name, LARGEST)
+        low = -LARGEST if name in SIGNED else 0.0
+        _number(value, f"load.{name}", where, low=low, high=high, open=name not in (*SIGNED, *MOST))
     for name, row in tables.get("levels", {}).items():
         _level(row, f"levels.{name}", where)
     for name, row in tables.get("intervals", {}).items():

@@ -16,6 +16,7 @@ boot log, and 2,728 on one H200, the one of three that memory allows. The seqs12
 
 from __future__ import annotations
 
+from replicast.calibration.published_percentiles import published_quantiles
 from replicast.calibration.sweep import Gauge, Given, Histogram, Sweep, SweepLevel
 
 QWEN38 = Given(
@@ -213,17 +214,19 @@ def published_sweeps() -> dict[str, Sweep]:
             close()
             head, levels = line[1:].split(), []
         else:
-            levels.append(_level(line.split()))
+            levels.append(_level(line.split(), head[0]))
     close()
     return found
 
 
-def _level(cells: list[str]) -> SweepLevel:
+def _level(cells: list[str], slug: str) -> SweepLevel:
     values = [None if cell == "-" else float(cell) for cell in cells]
     concurrency, window_s, load_s = (value or 0.0 for value in values[:3])
     prompt, output = values[3], values[4]
+    quantiles = published_quantiles().get((slug, int(concurrency)), {})
     ttft, queue, prefill, tpot = (
-        None if ms is None else Histogram(given_mean=ms / 1000.0) for ms in values[5:9]
+        None if ms is None else Histogram(given_mean=ms / 1000.0, given_quantiles=quantiles.get(name, ()))
+        for name, ms in zip(("ttft", "queue", "prefill", "tpot"), values[5:9], strict=True)
     )
     running, waiting, kv_usage = (
         None if values[i] is None else Gauge(values[i], values[i + 1]) for i in (9, 11, 13)

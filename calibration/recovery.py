@@ -26,12 +26,13 @@ import numpy as np
 from replicast.calibration.calibrate import calibrate
 from replicast.calibration.counters import collected_sweep
 from replicast.calibration.generate import write_collector_db
+from replicast.calibration.growth import CALLS_PER_SESSION, FAILED_SESSIONS, Endings
 from replicast.calibration.harness import MakeEngine, ServerModel, simulated_level
 from replicast.calibration.physics import FRONT_END, Prior
 from replicast.calibration.profile import StepSeconds
 from replicast.calibration.server import server_facts
 from replicast.calibration.sweep import Given, Sweep
-from replicast.calibration.workload import LevelLoad
+from replicast.calibration.workload import COMPUTED_SPREAD, LevelLoad
 from replicast.sim.engine.factory import make_engine
 from replicast.sim.engine.step_time import StepTime
 
@@ -80,7 +81,13 @@ class Bed:
     def truth(self) -> dict[str, float]:
         """What a calibration is to find, by name."""
         load = self.loads[0]
-        return self.steps._asdict() | {"first_tokens": load.first_tokens, "output_spread": load.output_spread}
+        return self.steps._asdict() | {
+            "first_tokens": load.first_tokens,
+            "output_spread": load.output_spread,
+            "computed_spread": load.computed_spread,
+            "calls_per_session": load.endings.calls,
+            "failed_sessions": load.endings.failed,
+        }
 
 
 def random_bed(
@@ -100,13 +107,17 @@ def random_bed(
     prompt, output = rng.uniform(25_000, 70_000), rng.uniform(150, 900)
     computed, first = rng.uniform(1_500, 12_000), rng.uniform(6_000, 14_000)
     spread = rng.uniform(0.9, 1.5)
+    calls_z, failed_z, computed_z = rng.standard_normal(3).tolist()
+    endings = Endings(
+        CALLS_PER_SESSION * math.exp(0.4 * calls_z), min(FAILED_SESSIONS * math.exp(failed_z), 0.8)
+    )
     a_request = 0.5 + computed * steps.compute_per_token_s + output * steps.memory_fixed_s
     loads = tuple(
         LevelLoad(
             concurrency=c, streams=c, prompt_tokens=prompt, output_tokens=output, computed_tokens=computed,
-            first_tokens=first, shared_tokens=12_000, tool_s=0.3, calls_per_session=66, load_s=load_s,
+            first_tokens=first, shared_tokens=12_000, tool_s=0.3, endings=endings, load_s=load_s,
             window_s=load_s + 120, expected_requests=max(c * load_s / a_request / (1 + 0.15 * c), 3.0 * c),
-            output_spread=spread,
+            output_spread=spread, computed_spread=COMPUTED_SPREAD * math.exp(0.4 * computed_z),
         )
         for c in concurrencies
     )  # fmt: skip

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from replicast.calibration.growth import Endings
 from replicast.calibration.harness import ServerModel, simulated_level
 from replicast.calibration.profile import Profile
 from replicast.calibration.sweep import Histogram, SweepLevel
@@ -29,7 +30,7 @@ LOAD = LevelLoad(
     first_tokens=10_000,
     shared_tokens=15_000,
     tool_s=2.0,
-    calls_per_session=25,
+    endings=Endings(25.0, 0.0),
     load_s=150.0,
     window_s=180.0,
     expected_requests=30,

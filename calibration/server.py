@@ -8,7 +8,8 @@ memory, KV groups and block size of a hybrid model from its layers. Each step of
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from replicast.calibration.facts import (
@@ -58,6 +59,7 @@ class ServerFacts:
     pool_is_given: bool
     known_model: bool
     notes: tuple[str, ...]
+    load: Mapping[str, float] = field(default_factory=dict)  # latents that a trace of the load tells
 
     @property
     def pool_tokens(self) -> float:

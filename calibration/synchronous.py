@@ -9,7 +9,7 @@ lengths of prompts; held out is every other one of these.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -109,6 +109,7 @@ def learn(
     given: Given | None = None,
     hardware: str | None = None,
     model: Model | None = None,
+    load: Mapping[str, float] | None = None,
     levels: Sequence[int] | None = None,
     name: str | None = None,
     date: str = "unknown",
@@ -122,11 +123,13 @@ def learn(
     rows = _lone(chosen[0]) if len(chosen) == 1 else []
     if not rows:
         return calibrate(
-            sweep, given=given, hardware=hardware, model=model, levels=levels, name=name, date=date, loo=loo,
-            force=force, engines=engines, progress=progress,
+            sweep, given=given, hardware=hardware, model=model, load=load, levels=levels, name=name,
+            date=date, loo=loo, force=force, engines=engines, progress=progress,
         )  # fmt: skip
     _check_distinct(rows, sweep.source)
     _check_spread(rows, sweep.source)
+    if load:
+        warnings.append("the trace is not used: lone requests tell the server, not the load")
     warnings += healthy(sweep, chosen, force=force)[1]
     facts = server_facts(sweep, given, hardware=hardware, model=model)
     rows = _spread(rows)

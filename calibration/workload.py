@@ -10,6 +10,8 @@ stream sends its next request when the last has been answered and its tools have
               Tasks differ in how much is new (on one server by a third), so that a level of few sessions
               tells little of the next one.
     output    long-tailed.
+    calls     until the task is done. Some sessions fail after a few; whatever ends, the next begins at once,
+              with a prompt of which the cache holds the shared part.
 
 Means are latents of the level, the spreads around them are those of 28 task windows and of recorded
 sessions: log-normal. Draws come from generators keyed by (seed, level, session), so that two parameter values
@@ -24,8 +26,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from replicast.calibration.growth import CALLS_SPREAD, grown_share
+from numpy.typing import NDArray
+from replicast.calibration.growth import Endings, grown_share
 from replicast.sim.workload import Segment, Session, Turn
+
+Floats = NDArray[np.float64]
 
 OUTPUT_SPREAD = 1.2  # sd of log(output of a request)
 COMPUTED_SPREAD = 1.0  # of a request
@@ -34,6 +39,7 @@ PROMPT_SPREAD = 0.3  # of what a session's prompts hold beside the shared part
 COMPACTED = 0.9  # of the window: agents shorten what is longer
 SHARED_STREAM = 1
 _WORKLOAD = 17  # random stream
+_TURNS, _TOOLS = 1, 2  # random streams of a session: its turns are the same, however many it has
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +48,8 @@ class LevelLoad:
 
     `streams` requests are alive at a time, each followed by `tool_s` of tools. `first_tokens` are computed
     by the first prompt of a session, `computed_tokens` by each later one. `expected_requests` sizes the
-    workload; `harness.run_level` draws more where they do not last. `output_spread` is the sd of the
-    logarithm of outputs.
+    workload; `harness.run_level` draws more where they do not last. `endings` tells when sessions end.
+    Spreads are sds of logarithms.
     """
 
     concurrency: int
@@ -54,37 +60,39 @@ class LevelLoad:
     first_tokens: float
     shared_tokens: float
     tool_s: float
-    calls_per_session: float
+    endings: Endings
     load_s: float
     window_s: float
     expected_requests: float
     output_spread: float = OUTPUT_SPREAD
+    computed_spread: float = COMPUTED_SPREAD
 
 
 @lru_cache(maxsize=64)  # trials of step times meet the same loads again
 def draw_sessions(load: LevelLoad, seed: int, max_model_len: int) -> tuple[Session, ...]:
     """Sessions enough to keep all streams busy until the deadline."""
     turns_cap = math.ceil(1.5 * load.expected_requests / load.streams) + 4
-    spares = math.ceil(1.5 * load.expected_requests / max(load.calls_per_session, 1.0)) + 2
+    spares = math.ceil(1.5 * load.expected_requests / max(load.endings.mean_calls, 1.0)) + 2
     return tuple(
         _session(load, seed, index, turns_cap, max_model_len) for index in range(load.streams + spares)
     )
 
 
 def _session(load: LevelLoad, seed: int, index: int, turns_cap: int, max_model_len: int) -> Session:
-    key = (_WORKLOAD, load.concurrency, index)
-    rng = np.random.default_rng(np.random.SeedSequence((seed + 1) // 2, spawn_key=key))
+    def generator(*more: int) -> np.random.Generator:
+        key = (_WORKLOAD, load.concurrency, index, *more)
+        return np.random.default_rng(np.random.SeedSequence((seed + 1) // 2, spawn_key=key))
+
     side = 1.0 if seed % 2 else -1.0
-    calls_z, level_z, computed_z = side * rng.standard_normal(3)
-    calls = load.calls_per_session * math.exp(CALLS_SPREAD * float(calls_z) - CALLS_SPREAD**2 / 2)
+    calls_z, level_z, computed_z, failed_z = (side * generator().standard_normal(4)).tolist()
     # The streams under way at t = 0 do not all start their session then, but their prompts do.
-    turns = max(min(round(calls), turns_cap), 1)
-    z = side * rng.standard_normal((2, turns))
-    tools = rng.exponential(load.tool_s, turns) if load.tool_s > 0 else np.zeros(turns)
-    outputs = load.output_tokens * np.exp(load.output_spread * z[0] - load.output_spread**2 / 2)
-    per_session = COMPUTED_OF_SESSION * float(computed_z) - COMPUTED_OF_SESSION**2 / 2
-    computed = load.computed_tokens * np.exp(per_session + COMPUTED_SPREAD * z[1] - COMPUTED_SPREAD**2 / 2)
-    size = math.exp(PROMPT_SPREAD * float(level_z) - PROMPT_SPREAD**2 / 2)
+    turns = max(min(round(load.endings.drawn(calls_z, failed_z)), turns_cap), 1)
+    output_z, new_z = side * generator(_TURNS).standard_normal((turns, 2)).T
+    tools = load.tool_s * generator(_TOOLS).standard_exponential(turns)
+    outputs = load.output_tokens * _long_tailed(load.output_spread, output_z)
+    of_session = _long_tailed(COMPUTED_OF_SESSION, np.array(computed_z))
+    computed = load.computed_tokens * of_session * _long_tailed(load.computed_spread, new_z)
+    size = math.exp(PROMPT_SPREAD * level_z - PROMPT_SPREAD**2 / 2)
     first = load.shared_tokens + size * load.first_tokens
     level = load.shared_tokens + size * (load.prompt_tokens - load.shared_tokens)
     longest = round(COMPACTED * max_model_len)
@@ -122,6 +130,11 @@ def _session(load: LevelLoad, seed: int, index: int, turns_cap: int, max_model_l
             )
         )
     return Session(session_id=f"c{load.concurrency}-{index}", turns=tuple(made))
+
+
+def _long_tailed(spread: float, z: Floats) -> Floats:
+    """Log-normal factors of mean 1."""
+    return np.asarray(np.exp(spread * z - spread**2 / 2))
 
 
 def _keep(own: list[Segment], total: int, tokens: int) -> None:

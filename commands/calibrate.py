@@ -18,6 +18,14 @@ from replicast.commands.options import LEVELS, PATH, inputs_of_sweep, read_sweep
 @parameters_of_model
 @click.option("--levels", type=LEVELS, help="Learn from these levels only: 1,2,5,10.")
 @click.option("--hardware", metavar="GPU", help="L40S, H100, H200, ...  [default: as the sweep tells]")
+@click.option(
+    "--trace",
+    "traces",
+    type=PATH,
+    multiple=True,
+    metavar="FILE",
+    help="A trace of the same load: what it tells is given, not fitted; repeatable.",
+)
 @click.option("--name", help="Name of the profile.  [default: of model, GPU and tensor parallelism]")
 @click.option(
     "--loo/--no-loo", default=True, show_default=True, help="Held-out errors: leave one level out in turn."
@@ -37,15 +45,17 @@ def calibrate(**options: Any) -> None:
     """
     from replicast.calibration.profile import SCHEMA, write_profile
     from replicast.calibration.synchronous import learn
+    from replicast.calibration.trace_load import load_latents
     from replicast.sim.report.document import dumps
     from replicast.sim.report.files import check_folder, check_target
     from replicast.sim.report.timing import since_process_start
+    from replicast.traces.load import load_trace
 
     imported = since_process_start()
     out: Path | None = options["out"]
     if out:
         check_folder(out.parent)
-        check_target(out, inputs_of_sweep(options), SCHEMA)
+        check_target(out, [*inputs_of_sweep(options), *options["traces"]], SCHEMA)
     model = None
     if is_config(options["model"]):
         model = from_config(options["model"], options)
@@ -53,11 +63,17 @@ def calibrate(**options: Any) -> None:
     sweep = read_sweep_of(options)
     if model is not None:
         sweep = replace(sweep, model=sweep.model or model.name)
+    load, inputs = None, sweep.inputs
+    if options["traces"]:
+        trace = load_trace(options["traces"])
+        load = load_latents(trace.sessions, ", ".join(str(path) for path in options["traces"]))
+        inputs = (*inputs, *trace.report.inputs)
     with StatusLine(options["quiet"]) as line:
         found = learn(
             sweep,
             hardware=options["hardware"],
             model=model,
+            load=load,
             levels=options["levels"],
             name=options["name"],
             date=today(),
@@ -74,7 +90,7 @@ def calibrate(**options: Any) -> None:
             "schema": document.pop("schema"),
             "tool": {"name": "replicast", "version": __version__},
             **document,
-            "inputs": sweep.inputs,
+            "inputs": inputs,
         }
         timing = {"import_s": imported, "wall_s": since_process_start()}
         click.echo(dumps({**head, "timing": timing}), nl=False)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from replicast.calibration.calibrate import Calibration, calibrate
 from replicast.calibration.facts import GPUS, MODELS
+from replicast.calibration.growth import Endings
 from replicast.calibration.harness import ServerModel, simulated_level
 from replicast.calibration.physics import FRONT_END, check_peak
 from replicast.calibration.predict import LARGEST, Residuals, correction
@@ -36,7 +37,7 @@ def generated_sweep(concurrencies: tuple[int, ...] = (1, 2, 5, 10), load_s: floa
     for c in concurrencies:
         load = LevelLoad(
             concurrency=c, streams=c, prompt_tokens=45_000, output_tokens=300, computed_tokens=6_000,
-            first_tokens=10_000, shared_tokens=12_000, tool_s=0.3, calls_per_session=66, load_s=load_s,
+            first_tokens=10_000, shared_tokens=12_000, tool_s=0.3, endings=Endings(66, 0.0), load_s=load_s,
             window_s=load_s + 40, expected_requests=40 * c**0.5,
         )  # fmt: skip
         levels.append(simulated_level(load, server, seed=100 + c))

@@ -7,10 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from replicast.calibration.growth import (
-    CALLS_PER_SESSION,
-    CALLS_SPREAD,
     FIRST,
     RAMP,
+    Endings,
     Growth,
     grown_share,
     learn_growth,
@@ -31,7 +30,8 @@ def test_a_curve_is_scaled_to_the_mean_of_its_level(
 
 
 @pytest.mark.parametrize("turns", [1, 2, 7.5, 30, 66, 90, 200, 399])
-def test_the_mean_share_is_that_of_streams(turns: float) -> None:
+@pytest.mark.parametrize("endings", [Endings(), Endings(66.0, 0.0), Endings(25.0, 0.5)])
+def test_the_mean_share_is_that_of_streams(turns: float, endings: Endings) -> None:
     """Sessions as the generator draws them, one after the other."""
     rng = np.random.default_rng(3)
     shares = np.array([grown_share(turn) for turn in range(2000)])
@@ -39,12 +39,12 @@ def test_the_mean_share_is_that_of_streams(turns: float) -> None:
     for _ in range(2000):
         left, total = turns, 0.0
         while left > 0:
-            drawn = CALLS_PER_SESSION * np.exp(CALLS_SPREAD * rng.standard_normal() - CALLS_SPREAD**2 / 2)
+            drawn = endings.drawn(*rng.standard_normal(2).tolist())
             calls = min(float(max(round(drawn), 1)), left)
             total += float(shares[: int(calls)].sum() + (calls % 1) * shares[int(calls)])
             left -= calls
         means.append(total / turns)
-    assert mean_share(turns) == pytest.approx(np.mean(means), rel=0.01)
+    assert mean_share(turns, endings) == pytest.approx(np.mean(means), rel=0.01)
 
 
 @pytest.mark.parametrize("scale", [0.02, 1.0])

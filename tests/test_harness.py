@@ -11,10 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from replicast.calibration.counters import collected_sweep
 from replicast.calibration.generate import write_collector_db
-from replicast.calibration.growth import Growth
+from replicast.calibration.growth import Endings, Growth
 from replicast.calibration.harness import ServerModel, observe, run_level, simulated_level
 from replicast.calibration.lengths import (
     SHARED_TOKENS,
+    Habits,
     Lengths,
     lengths_of,
     load_for,
@@ -36,7 +37,7 @@ SLOW_STEPS = StepTime.from_seconds(
 SERVER = ServerModel(EngineConfig(num_gpu_blocks=40_000, max_num_batched_tokens=4096), SLOW_STEPS, FRONT_END)
 LOAD = LevelLoad(
     concurrency=3, streams=3, prompt_tokens=30_000, output_tokens=60, computed_tokens=4_000,
-    first_tokens=8_000, shared_tokens=6_000, tool_s=0.5, calls_per_session=20, load_s=60, window_s=90,
+    first_tokens=8_000, shared_tokens=6_000, tool_s=0.5, endings=Endings(20, 0.0), load_s=60, window_s=90,
     expected_requests=30,
 )  # fmt: skip
 
@@ -61,8 +62,10 @@ def test_a_level_obeys_its_laws() -> None:
 def test_of_a_very_long_level_a_part_is_simulated() -> None:
     lengths = Lengths(30_000, 60, 4_000, 500.0, 2.5, "counted")
     growth = Growth(8_000.0, 20_000.0)
-    short = load_for(3, 600.0, 720.0, lengths, growth, 4_000.0, 6_000.0)
-    long = load_for(3, 600_000.0, 720_000.0, replace(lengths, requests=500_000.0), growth, 4_000.0, 6_000.0)
+    short = load_for(3, 600.0, 720.0, lengths, growth, 4_000.0, Habits(6_000.0))
+    long = load_for(
+        3, 600_000.0, 720_000.0, replace(lengths, requests=500_000.0), growth, 4_000.0, Habits(6_000.0)
+    )
     assert (short.load_s, short.expected_requests) == (600.0, 500.0)
     assert long.expected_requests == 2_000
     assert long.load_s / long.expected_requests == pytest.approx(short.load_s / short.expected_requests)
@@ -70,7 +73,13 @@ def test_of_a_very_long_level_a_part_is_simulated() -> None:
     assert long.tool_s == pytest.approx(short.tool_s)
     # Of its few turns prompts are as long as they were measured.
     wide = load_for(
-        100, 6_000.0, 7_200.0, replace(lengths, requests=20_000.0, alive=100.0), growth, 4_000.0, 6_000.0
+        100,
+        6_000.0,
+        7_200.0,
+        replace(lengths, requests=20_000.0, alive=100.0),
+        growth,
+        4_000.0,
+        Habits(6_000.0),
     )
     own = Growth(wide.first_tokens, wide.prompt_tokens - wide.shared_tokens - wide.first_tokens)
     assert wide.shared_tokens + own.mean(20) == pytest.approx(30_000)
@@ -97,7 +106,7 @@ def test_same_seed_same_level_other_seed_other_level() -> None:
 
 def test_seeds_come_in_pairs_that_err_on_both_sides() -> None:
     """Where one seed of a pair has a large session the other has a small one: few hardly bias the mean."""
-    load = replace(LOAD, streams=1, concurrency=1, calls_per_session=1e6, expected_requests=60)
+    load = replace(LOAD, streams=1, concurrency=1, endings=Endings(1e6, 0.0), expected_requests=60)
 
     def mean_prompt(seed: int) -> float:
         turns = draw_sessions(load, seed, 200_000)[0].turns
@@ -141,7 +150,9 @@ def test_prompts_are_whole_and_share_what_they_say(
 
 def test_computed_tokens_are_what_was_asked_for() -> None:
     """With room in the cache, the new part of each prompt is computed, and nothing else."""
-    load = replace(LOAD, streams=1, concurrency=1, calls_per_session=1e6, load_s=400, expected_requests=80)
+    load = replace(
+        LOAD, streams=1, concurrency=1, endings=Endings(1e6, 0.0), load_s=400, expected_requests=80
+    )
     seen = [observe(run_level(load, SERVER, seed), load).computed_per_request for seed in range(3, 13)]
     assert sum(seen) / 10 == pytest.approx(4_000, rel=0.25)
 

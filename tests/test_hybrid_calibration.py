@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from replicast.calibration.calibrate import Calibration, calibrate
+from replicast.calibration.growth import Endings
 from replicast.calibration.harness import ServerModel, simulated_level
 from replicast.calibration.model import mean_observed, point_at
 from replicast.calibration.physics import FRONT_END
@@ -35,7 +36,7 @@ def sweep() -> Sweep:
         simulated_level(
             LevelLoad(
                 concurrency=c, streams=c, prompt_tokens=32_000, output_tokens=300, computed_tokens=4_000,
-                first_tokens=14_000, shared_tokens=6_000, tool_s=0.3, calls_per_session=20, load_s=400.0,
+                first_tokens=14_000, shared_tokens=6_000, tool_s=0.3, endings=Endings(20, 0.0), load_s=400.0,
                 window_s=440.0, expected_requests=30 * c**0.5,
             ),
             server,

@@ -34,8 +34,10 @@ def bed() -> Bed:
 
 def test_intervals_hold_the_truth(bed: Bed) -> None:
     rows = recover(bed, simulated_sweep(bed, 1))
-    assert {row.name for row in rows} == {*ENGINE, "first_tokens", "output_spread"}
-    assert sum(row.inside for row in rows) >= 5
+    assert {row.name for row in rows} == {
+        *ENGINE, "first_tokens", "output_spread", "computed_spread", "calls_per_session", "failed_sessions",
+    }  # fmt: skip
+    assert sum(row.inside for row in rows) >= 8
     found = {row.name: row for row in rows}
     # What the interval says must be worth saying.
     assert found["memory_fixed_s"].width < 2.5

@@ -15,6 +15,7 @@ from replicast.calibration.noise import (
     FLOOR,
     LENGTHS,
     METRICS,
+    OF_SHAPE,
     SIZES,
     Noise,
     discrepancy_size,
@@ -66,9 +67,20 @@ def test_discrepancy_is_as_large_as_the_residuals_ask_for() -> None:
 
 def test_chance_counts_for_both_sides() -> None:
     alone = residual_sds(NOISE, NAMES, 0.0, 1)
-    assert alone == pytest.approx(np.full(len(NAMES), 0.02 * math.sqrt(2)))
+    chance = 0.02 * math.sqrt(2)
+    assert alone[: len(FLOOR)] == pytest.approx(np.full(len(FLOOR), chance))
     both = residual_sds(NOISE, NAMES, 1.0, 1)
-    assert both[0] == pytest.approx(math.hypot(alone[0], FLOOR["tpot_mean_s"]))
+    assert both[0] == pytest.approx(math.hypot(chance, FLOOR["tpot_mean_s"]))
+
+
+def test_shapes_are_as_far_off_whatever_the_means() -> None:
+    """A sweep whose means are explained to the noise does not for that have log-normal requests."""
+    of_shape = [at for at, (_, name) in enumerate(NAMES) if name in OF_SHAPE]
+    small, large = (residual_sds(NOISE, NAMES, size, 1)[of_shape] for size in (0.2, 2.0))
+    assert np.array_equal(small, large)
+    assert small[:1] == pytest.approx(math.hypot(0.02 * math.sqrt(2), OF_SHAPE[NAMES[of_shape[0]][1]]))
+    raw = np.where(np.isin(np.arange(len(NAMES)), of_shape), 9.0, 0.0)
+    assert discrepancy_size(raw, NOISE, NAMES, 2, 2) == SIZES[0]
 
 
 def test_independent_residuals_have_covariance_one() -> None:

@@ -1,0 +1,71 @@
+"""A trace of the same load: what it tells is what it was made of, and is no longer fitted."""
+
+from __future__ import annotations
+
+import pytest
+from replicast.calibration.calibrate import calibrate
+from replicast.calibration.model import ENGINE
+from replicast.calibration.recovery import random_bed, simulated_sweep
+from replicast.calibration.trace_load import load_latents
+from replicast.calibration.workload import draw_sessions
+from replicast.sim.errors import InputError
+from replicast.sim.workload import Segment, Session, Turn
+
+
+def turn(*prompt: Segment, output: Segment, after: int | None = None) -> Turn:
+    return Turn(
+        "t", "main", () if after is None else (after,), 0.0, prompt, (output,),
+        sum(segment.length for segment in prompt), output.length,
+    )  # fmt: skip
+
+
+def test_replies_are_not_new_in_the_next_prompt() -> None:
+    sessions = [
+        Session(
+            f"s{i}",
+            (
+                turn(Segment(1, 0, 500), Segment(10 + i, 0, 300), output=Segment(100 + i, 0, 40)),
+                turn(
+                    Segment(1, 0, 500), Segment(10 + i, 0, 300), Segment(100 + i, 0, 40),
+                    Segment(200 + i, 0, 60), output=Segment(300 + i, 0, 40), after=0,
+                ),
+            ),
+        )
+        for i in range(25)
+    ]  # fmt: skip
+    told = load_latents(sessions, "trace")
+    assert told["shared_tokens"] == 500
+    assert told["first_tokens"] == 300
+    assert told["computed_tokens"] == 60
+    assert told["computed_spread"] == told["output_spread"] == 0.0
+    assert told["calls_per_session"] == 2
+
+
+def test_a_short_trace_is_refused() -> None:
+    one = Session("s", (turn(Segment(1, 0, 500), output=Segment(2, 0, 40)),))
+    with pytest.raises(InputError, match="too few to tell the load"):
+        load_latents([one] * 100, "trace.jsonl")
+
+
+def test_sessions_tell_what_they_were_drawn_with() -> None:
+    load = random_bed(5, (20,)).loads[0]
+    told = load_latents(draw_sessions(load, 1, 200_000), "trace")
+    # A prompt computes no more than it holds, which cuts the longest of log-normal lengths.
+    assert 0.8 * load.computed_tokens < told["computed_tokens"] <= load.computed_tokens
+    assert told["first_tokens"] == pytest.approx(load.first_tokens, rel=0.1)
+    assert told["shared_tokens"] == pytest.approx(load.shared_tokens, rel=0.01)
+    assert told["output_spread"] == pytest.approx(load.output_spread, rel=0.05)
+    assert told["computed_spread"] == pytest.approx(load.computed_spread, rel=0.15)
+
+
+def test_what_a_trace_tells_is_given() -> None:
+    """Only the server is fitted, and the profile keeps what was given."""
+    bed = random_bed(6, (1, 4), load_s=120.0)
+    load = bed.loads[1]
+    told = load_latents(draw_sessions(load, 1, 200_000), "trace")
+    found = calibrate(simulated_sweep(bed, 1), given=bed.given, load=told, loo=False, force=True)
+    assert {interval.name for interval in found.uncertainty.intervals} == set(ENGINE)
+    stored = found.profile.tables["load"]
+    assert stored["first_tokens"] == pytest.approx(told["first_tokens"], rel=1e-3)
+    assert stored["failed_sessions"] == 0
+    assert "Given by the trace: computed_tokens" in found.report_text()
