@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from replicast.calibration.check import check_sweep, usable_levels
-from replicast.calibration.doubts import assumed, at_bounds, contradicted
+from replicast.calibration.doubts import assumed, at_bounds, contradicted, of_another_load
 from replicast.calibration.engines import engines_of, of_one_engine
 from replicast.calibration.facts import Model
 from replicast.calibration.fit import Fitted, centre_of, fit
@@ -203,7 +203,7 @@ def calibrate(
             remedy="a sweep at 1, 2, 5, 10 and 20 sessions tells most",
         )
     warnings += [text for level in chosen if (text := too_long(level, facts))]
-    warnings += contradicted(chosen, facts)
+    warnings += [*contradicted(chosen, facts), *of_another_load(chosen, facts)]
     fitted = fit(chosen, facts, engines=engines, progress=progress)
     known = uncertainty(fitted)
     point = point_at(fitted.params, fitted.x)

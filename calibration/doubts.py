@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from replicast.calibration.learned import Learned
-from replicast.calibration.lengths import TYPICAL_PROMPT
+from replicast.calibration.lengths import TYPICAL_PROMPT, lengths_of
 from replicast.calibration.model import ENGINE
 from replicast.calibration.server import ServerFacts
 from replicast.calibration.sweep import SweepLevel
@@ -21,6 +21,20 @@ def contradicted(levels: Sequence[SweepLevel], facts: ServerFacts) -> list[str]:
     if not config.enable_prefix_caching and any(level.cached_tokens for level in levels):
         said.append("tokens were cached, and enable_prefix_caching is told to be off")
     return [f"{text}: is the server told right?" for text in said]
+
+
+def of_another_load(levels: Sequence[SweepLevel], facts: ServerFacts) -> list[str]:
+    """A trace whose sessions begin with more than the sweep's prompts hold on average."""
+    if "first_tokens" not in facts.load:
+        return []
+    first = facts.load["first_tokens"] + facts.load["shared_tokens"]
+    longest = max(lengths_of(level, facts).prompt for level in levels)
+    if first <= longest:
+        return []
+    return [
+        f"first prompts of the trace hold {first:,.0f} tokens, prompts of the sweep {longest:,.0f} or fewer "
+        "on average: is it a trace of this load?"
+    ]
 
 
 def at_bounds(known: Uncertainty) -> list[str]:

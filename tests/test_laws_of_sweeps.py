@@ -184,6 +184,20 @@ def test_waiting_belongs_to_requests() -> None:
     assert found(sweep_of(counted(0.1, 300.0), *others), 3, "fail"), "240 s from before the window"
 
 
+def test_parts_are_no_more_than_the_whole() -> None:
+    """Finished requests are some of those that got a first token."""
+    others = (level(1, 0.9), level(10, 9.7))
+
+    def of(ttft_sum: float) -> SweepLevel:
+        edges = (0.5, 1.0, 5.0)
+        ttft = Histogram(sum=ttft_sum, count=100.0, edges=edges, counts=(20.0, 30.0, 50.0, 0.0))
+        return replace(counted(0.5, 300.0), ttft=ttft, prefill=Histogram(sum=100.0, count=100.0))
+
+    assert not found(sweep_of(of(420.0), *others), 3, "fail")
+    assert not found(sweep_of(of(380.0), *others), 3, "fail"), "some began before the window"
+    assert found(sweep_of(of(90.0), *others), 3, "fail"), "310 s from before it"
+
+
 # Laws 5 to 9
 
 

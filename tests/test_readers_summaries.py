@@ -171,6 +171,14 @@ def test_flat_csv(tmp_path: Path) -> None:
     assert sweep.notes == ("columns that are not known are left out: colour",)
 
 
+def test_spreadsheets_write_semicolons_tabs_and_capitals(tmp_path: Path) -> None:
+    plain = read_sweep(put(tmp_path / "sweep.csv", FLAT)).levels
+    for mark in ";\t":
+        head, *rows = FLAT.replace(",", mark).splitlines()
+        text = "\n".join([head.title(), *rows])
+        assert read_sweep(put(tmp_path / "sweep.csv", text)).levels == plain
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -96,6 +96,21 @@ def test_snapshots_without_times_or_levels(tmp_path: Path) -> None:
     assert any("modification times" in note for note in sweep.notes)
 
 
+def test_a_page_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    sessions, seen = two_levels()
+    folder = as_files(tmp_path / "p", sessions)
+    (folder / "c1" / f"metrics-{int(T0) + 5}.prom").write_text('vllm:prompt_tokens_total{engine="0\n')
+    sweep = read_sweep(folder)
+    assert_counts(sweep.levels[0], seen[0])
+    assert dict(sweep.dropped) == {"files that cannot be read": 1}
+    assert sum("left out" in note for note in sweep.notes) == 1
+    for path in folder.rglob("*.prom"):
+        path.write_text('vllm:prompt_tokens_total{engine="0\n')
+    with pytest.raises(InputError, match="not Prometheus's text format"):
+        read_sweep(folder)
+
+
 def test_restart_between_snapshots(tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client")
     counters, rng = ServerCounters(), np.random.default_rng(6)

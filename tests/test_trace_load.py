@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from replicast.calibration.calibrate import calibrate
+from replicast.calibration.doubts import of_another_load
 from replicast.calibration.model import ENGINE
 from replicast.calibration.recovery import random_bed, simulated_sweep
+from replicast.calibration.server import server_facts
 from replicast.calibration.trace_load import load_latents
 from replicast.calibration.workload import draw_sessions
 from replicast.sim.errors import InputError
@@ -69,3 +73,13 @@ def test_what_a_trace_tells_is_given() -> None:
     assert stored["first_tokens"] == pytest.approx(told["first_tokens"], rel=1e-3)
     assert stored["failed_sessions"] == 0
     assert "Given by the trace: computed_tokens" in found.report_text()
+    assert not any("trace of this load" in text for text in found.warnings)
+
+
+def test_a_trace_of_another_load_is_told() -> None:
+    bed = random_bed(6, (1, 4), load_s=120.0)
+    sweep = simulated_sweep(bed, 1)
+    facts = server_facts(sweep, bed.given)
+    told = {"first_tokens": 300_000.0, "shared_tokens": 12_000.0}
+    assert of_another_load(sweep.levels, facts) == []
+    assert "312,000 tokens" in of_another_load(sweep.levels, replace(facts, load=told))[0]

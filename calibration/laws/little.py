@@ -12,7 +12,8 @@ identity over any window, up to requests that cross its edges):
   the noise of both and fails only where TTFT shows as well that finished requests are others than most.
 * e2e times of clients / window <= sessions.
 * TTFT = front end + queue + prefill, on equal populations. TTFT counts requests that never finished: a gap
-  tells that many did not.
+  tells that many did not. Summed, queue and prefill of finished requests are part of all TTFT, up to requests
+  that began before the window.
 
 Scrapes: a gauge read every T seconds counts a stay of q seconds as q/T rounded up or down, an error of at
 most T/2 a request that averages out: sd = T/2 x sqrt(requests).
@@ -53,7 +54,7 @@ def little(case: Case) -> Answer:
             _waiting(level, at),
             _decoding(level, at, occupancy),
             _clients(case, level, at),
-            _gap(level, at),
+            _parts(level, at) or _gap(level, at),
         )
         findings += [f for f in found if f is not None]
     row = Row(CHECK, "decoding/run", tuple(cells), "Little: decoding / running is at most 1")
@@ -196,6 +197,28 @@ def _clients(case: Case, level: SweepLevel, at: int) -> Finding | None:
         f"clients' requests were {show(alive)} at a time, more than the {bound} that the level names",
         (("alive_mean", alive), ("bound", bound)),
         "Tell --parallel-per-session, or check how the tool counts concurrency.",
+        at,
+    )
+
+
+def _parts(level: SweepLevel, at: int) -> Finding | None:
+    """Requests that finished began before, so that their queue and prefill are part of all TTFT."""
+    ttft, queue, prefill = (item.sum if item is not None else None for item in
+                            (level.ttft, level.queue, level.prefill))  # fmt: skip
+    if ttft is None or queue is None or prefill is None or level.ttft is None:
+        return None
+    peak = peak_in_system(level)
+    before = (peak.high if peak is not None else level.concurrency or 1) * _longest(level.ttft)
+    if queue + prefill <= ttft + before:
+        return None
+    return Finding(
+        LAW,
+        CHECK,
+        "fail",
+        f"finished requests queued and prefilled for {show(queue + prefill)} s, and all requests together "
+        f"waited {show(ttft)} s for their first token: counters of different servers or windows",
+        (("queue_and_prefill_s", queue + prefill), ("ttft_s", ttft), ("limit_s", ttft + before)),
+        "Read all counters of a level from one server at the same instants.",
         at,
     )
 

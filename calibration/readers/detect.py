@@ -6,7 +6,6 @@ Prometheus files with their manifest, or a file of requests. Files of several fo
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,7 +21,7 @@ from replicast.calibration.readers.performance_json import is_performance_summar
 from replicast.calibration.readers.prometheus import is_exposition, is_range_export, read_prometheus
 from replicast.calibration.readers.requests_csv import SIDE_FILES, is_requests_csv, read_requests_csv
 from replicast.calibration.readers.run_summary import is_run_summary, read_run_summary
-from replicast.calibration.readers.text import parse_json, read_json, read_text
+from replicast.calibration.readers.text import column_names, parse_json, read_json, read_text
 from replicast.calibration.sweep import HISTOGRAM_FIELDS, Given, Sweep
 from replicast.sim.errors import InputError
 
@@ -165,7 +164,7 @@ def _head(path: Path) -> bytes:
 
 def _header(text: str) -> list[str]:
     first = next((line for line in text.splitlines() if line.strip() and not line.startswith("#")), "")
-    return [name.strip() for name in next(csv.reader([first]), [])]
+    return column_names(first)
 
 
 def _detect_json(path: Path, text: str) -> str:

@@ -3,7 +3,8 @@
 Snapshots: two or more scrapes a level. The time of a scrape is, in this order: a line
 `# scraped_at <time>` (which also separates several scrapes in one file), a time in the file's name
 (epoch seconds or 20260726T101530Z), or the file's modification time, which is noted. The level is a
-`c<N>` in the file's or folder's name, or a manifest (see `scrapes.py`).
+`c<N>` in the file's or folder's name, or a manifest (see `scrapes.py`). Of several files one that cannot be
+read, as a scrape that was cut off leaves it, is left out and named.
 
 Range exports: the answer of /api/v1/query_range, one metric or many a file. Only raw series are used: a
 result of rate() or sum() has no name and is dropped and counted. Levels come from a manifest or from
@@ -65,16 +66,29 @@ def read_prometheus(
     dropped: Counter[str] = Counter()
     groups: dict[tuple[int | None, Path | None], ScrapeSet] = {}
     inputs = []
+    broken: list[InputError] = []
     for path in sorted(paths):
         concurrency = concurrency_in_name(path)
-        scrapes = groups.setdefault((concurrency, path.parent if concurrency else None), ScrapeSet())
-        text = read_text(path)
-        rows = (
-            _add_range(scrapes, path, dropped)
-            if text.lstrip().startswith("{")
-            else _add_snapshots(scrapes, path, text, notes)
-        )
+        scrapes = ScrapeSet()
+        try:
+            text = read_text(path)
+            rows = (
+                _add_range(scrapes, path, dropped)
+                if text.lstrip().startswith("{")
+                else _add_snapshots(scrapes, path, text, notes)
+            )
+        except InputError as error:
+            if len(paths) == 1:
+                raise
+            broken.append(error)
+            continue
+        _add(groups.setdefault((concurrency, path.parent if concurrency else None), ScrapeSet()), scrapes)
         inputs.append(input_file(path, rows))
+    if len(broken) == len(paths):
+        raise broken[0]
+    if broken:
+        dropped["files that cannot be read"] += len(broken)
+        notes += [f"{Path(error.where or '').name}: {error.what}; left out" for error in broken]
     named: str | None = None
     if manifest is not None:
         value = read_json(manifest)
@@ -173,9 +187,14 @@ def _whole_window(concurrency: int | None, scrapes: ScrapeSet, load_s: float | N
 def _joined(parts: Iterable[ScrapeSet]) -> ScrapeSet:
     joined = ScrapeSet()
     for part in parts:
-        for key, series in part.points.items():
-            joined.points[key] |= series
+        _add(joined, part)
     return joined
+
+
+def _add(scrapes: ScrapeSet, more: ScrapeSet) -> None:
+    scrapes.not_finite += more.not_finite
+    for key, series in more.points.items():
+        scrapes.points[key] |= series
 
 
 def _add_snapshots(scrapes: ScrapeSet, path: Path, text: str, notes: list[str]) -> int:

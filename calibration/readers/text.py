@@ -76,16 +76,31 @@ def parse_json(text: str, where: str) -> Any:
         raise InputError(f"JSON that cannot be read: {why}", where=where, remedy="correct it") from error
 
 
+def column_names(header: str) -> list[str]:
+    """Names in the first line of a CSV file, in small letters."""
+    return [name.strip().lower() for name in next(csv.reader([header], delimiter=_delimiter(header)), [])]
+
+
+def _delimiter(header: str) -> str:
+    return next((mark for mark in ",;\t" if mark in header), ",")
+
+
 def csv_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """Rows of a CSV file with a header, each with its line number; comment lines start with #."""
+    """Rows of a CSV file with a header, each with its line number; comment lines start with #.
+
+    Commas, or semicolons or tabs where the header has no comma; names of columns in any case.
+    """
     lines = read_text(path).splitlines()
     numbered = [
         (n, line) for n, line in enumerate(lines, start=1) if line.strip() and not line.startswith("#")
     ]
     if not numbered:
         raise InputError("no header", where=str(path), remedy="the first line names the columns")
-    reader = csv.reader(io.StringIO("\n".join(line for _, line in numbered)))
-    header = [name.strip() for name in next(reader)]
+    reader = csv.reader(
+        io.StringIO("\n".join(line for _, line in numbered)), delimiter=_delimiter(numbered[0][1])
+    )
+    header = column_names(numbered[0][1])
+    next(reader)
     doubled = sorted({name for name in header if header.count(name) > 1})
     if doubled:
         raise InputError(f"column {doubled[0]} appears twice", where=f"{path}:{numbered[0][0]}")
