@@ -227,7 +227,7 @@ def calibrate(
 
 
 def healthy(sweep: Sweep, levels: list[SweepLevel], *, force: bool) -> tuple[list[SweepLevel], list[str]]:
-    """The levels that checks leave, and what was left out; a refused sweep raises unless forced."""
+    """The levels that checks leave, and what they say; a refused sweep raises unless forced."""
     if force:
         return levels, [f"forced: {text}" for text in failed_levels(sweep, levels)]
     result = check_sweep(sweep)
@@ -235,7 +235,10 @@ def healthy(sweep: Sweep, levels: list[SweepLevel], *, force: bool) -> tuple[lis
     usable_levels(result)
     kept = [level for level in levels if level not in failed]
     out = [level.name or f"c={level.concurrency}" for level in levels if level in failed]
-    return kept, [f"left out, the checks fail it: {name}" for name in out]
+    said = [f"left out, the checks fail it: {name}" for name in out]
+    if warned := len(result.of("warn")):
+        said.append(f"{warned} warning{'s' * (warned != 1)} of the checks: `replicast check` tells them")
+    return kept, said
 
 
 def learned_from(fitted: Fitted, known: Uncertainty, point: Point) -> Learned:

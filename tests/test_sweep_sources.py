@@ -144,6 +144,9 @@ def test_other_sessions_are_left_out_and_counted(tmp_path: Path) -> None:
         "sessions not named <model>_c<N>": 1,
         "sessions with fewer than two successful scrapes": 1,
     }
+    assert [note.split(" is left out")[0] for note in sweep.notes if "left out" in note] == [
+        dead.name or "m_c7", "warm-up",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

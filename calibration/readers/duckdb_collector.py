@@ -77,7 +77,7 @@ def _read(
 ) -> Sweep:
     dropped: Counter[str] = Counter()
     notes: list[str] = []
-    sessions = _sessions(connection, path, dropped)
+    sessions = _sessions(connection, path, dropped, notes)
     names, served = _models(connection, sessions)
     series, model_name = _choose(path, model, names, served, notes)
     sessions = [session for session in sessions if series is None or session.model == series]
@@ -129,7 +129,9 @@ def _read(
     )
 
 
-def _sessions(connection: duckdb.DuckDBPyConnection, path: Path, dropped: Counter[str]) -> list[_Session]:
+def _sessions(
+    connection: duckdb.DuckDBPyConnection, path: Path, dropped: Counter[str], notes: list[str]
+) -> list[_Session]:
     # Failed scrapes have no samples; one marked ok without samples (server just up) is as empty.
     rows = connection.execute(
         """
@@ -165,8 +167,10 @@ def _sessions(connection: duckdb.DuckDBPyConnection, path: Path, dropped: Counte
         match = LEVEL_NAME.match(name)
         if match is None:
             dropped["sessions not named <model>_c<N>"] += 1
+            notes.append(f"{name} is left out: its name is not <model>_c<N>")
         elif good < 2 or last <= first:
             dropped["sessions with fewer than two successful scrapes"] += 1
+            notes.append(f"{name} is left out: it has fewer than two successful scrapes")
         else:
             sessions.append(
                 _Session(
@@ -269,6 +273,7 @@ def _without_overlaps(sessions: list[_Session], dropped: Counter[str], notes: li
             kept.append(session)
         else:
             dropped["sessions that overlap another of the same name"] += 1
+            notes.append(f"one of two runs of {session.name} at the same time is left out")
     kept.sort(key=lambda one: (one.start_s, one.session_id))
     for before, after in pairwise(kept):
         if after.start_s < before.stop_s and after.name != before.name:

@@ -149,6 +149,7 @@ def _levels(
         window = window_of(scrapes.only_model(chosen) if chosen else scrapes, load)
         if window is None or not (window.totals or window.gauges):
             dropped["levels with fewer than two scrapes"] += 1
+            notes.append(f"{load.name} is left out: it has fewer than two scrapes")
             continue
         key = (load.concurrency, load.name if load.concurrency is None else "")
         windows.setdefault(key, []).append(window.level(load.load_s))
