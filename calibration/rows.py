@@ -19,10 +19,16 @@ from replicast.calibration.sweep import SweepLevel
 LOADS: tuple[Load, ...] = ("given", "concurrency")
 KV_FREE = 0.95  # KV peak up to which the cache does not bind
 # The rival's share, in logarithms. Where lengths are guessed both forecasts rest on the same neighbours, and
-# more than half is best, most where a guess is multiplied (queues) or all there is (computed tokens); where
+# about half is best, most where a guess is multiplied (queues) or all there is (computed tokens); where
 # they are given the simulation knows what the rival does not, least of prefill (computed tokens).
 SHARE_GUESSED = 0.6
-GUESSED: Mapping[str, float] = {"queue_mean_s": 0.7, "prefill_mean_s": 0.7, "waiting_mean": 0.7}
+GUESSED: Mapping[str, float] = {
+    "queue_mean_s": 0.7,
+    "prefill_mean_s": 0.7,
+    "waiting_mean": 0.7,
+    "running_mean": 0.4,
+    "kv_usage_mean": 0.4,
+}
 SHARES: Mapping[str, float] = {
     "tpot_mean_s": 0.0,
     "ttft_mean_s": 0.3,
