@@ -80,20 +80,20 @@ LIMITS = """## What is out of reach, and why
   is inferred from its neighbours. Between levels of one sweep it differs by a factor of two (minicpm5-2b:
   7.4 s of prefill a request at one session, 2.9 s at two). Tasks of one server and harness differ by a third
   (28 task windows), and a level of few sessions is few tasks: with that, even a perfect model misses TTFT by
-  9 %. Were they counted, TTFT with KV free would be 8 % off in place of 14, rates 6 in place of 7 to 8, TPOT
-  as now (the table above: as if counted). The collector's database and Prometheus count them.
+  9 %. Were they counted, TTFT with KV free would be 10 % off in place of 14, rates 5 to 7 in place of 6 to 8,
+  TPOT as now (the table above: as if counted). The collector's database and Prometheus count them.
 - **The figures themselves.** Fits that differ in nothing that matters (a lower bound, the draws) moved these
   medians by up to a point and a half: 110 levels do not resolve more. What could be wrong with the fit was
-  tried on these sweeps: twice the realisations (12 sweeps), residuals weighted by their covariance, a shared
+  tried on these sweeps, when means alone were fitted: twice the realisations (12 sweeps), residuals weighted by their covariance, a shared
   prefix of 30,000 tokens in place of 12,000 (what KV gauges alone say; queues contradict it), tasks that
   differ by .45 in place of .3, the mean of four such fits. Mean |log error| of rates and TPOT, 11 and 13 %,
   moved by at most .7 points either way. What is left belongs to the levels.
 - **Few requests.** Levels with 3 to 25 requests (qwen3.8-27b on one L40S, gemma-4-31b on four) are mostly
   chance; they are in the tables all the same.
-- **glm-5.3**: time per token is 27 % off; how many drafts its speculative decoding has accepted is not
+- **glm-5.3**: time per token is 31 % off; how many drafts its speculative decoding has accepted is not
   told.
-- **gemma-4-31b on L40S** is predicted badly (time per token 26 %, prompt rate 28 % off, with its windows
-  simulated; prefill and TTFT come out better).
+- **gemma-4-31b on L40S** is predicted badly (time per token 31 %, prompt rate 17 % off, with its windows
+  simulated).
 - **From one GPU to another.** Physics alone scales a fit no better than its priors: 17 to 96 % in output
   rate. From one arm of a server to another (other seats) the fit carries over: 21 % in output rate, and 85 of
   100 sessions run at most (87 measured).
@@ -101,7 +101,11 @@ LIMITS = """## What is out of reach, and why
   how contexts grow, which no summary tells but by its means. Eviction is simulated: with fuller and emptier
   levels fitted, these are predicted as well as free ones. From low levels alone the edge is missed where all
   contexts together are about as large as the pool: TTFT of qwen3-coder-30b on H200 and qwen3.8-27b on L40S
-  comes out 34 to 85 % too long, that of qwen3-coder-30b on L40S and kimi-k2.7 at 7 sessions 27 to 51 % too
-  short; of 23 such levels 14 are within 25 %. Where lengths are guessed, too, queues there come out half as
-  long again as they were, and the intervals of TTFT and queue are too short (they hold 80 %).
+  comes out 72 to 110 % too long, that of qwen3-coder-30b on L40S, of minicpm5-2b and of kimi-k2.7 at 7
+  sessions 30 to 44 % too short; of 23 such levels 16 are within 25 %. Where lengths are guessed, too, queues
+  come out 1.4 times as long as they were, and the intervals of TTFT and queue are too short (they hold 82
+  and 76 %).
+- **The median TTFT.** Quantiles of agentic sweeps lie further below their means than log-normal requests
+  allow: half the published medians of TTFT lie in a lower bucket than simulated, most where sub-agents or
+  compaction compute whole prompts anew. Means are what is fitted first.
 """
