@@ -84,10 +84,10 @@ LIMITS = """## What is out of reach, and why
   TPOT as now (the table above: as if counted). The collector's database and Prometheus count them.
 - **The figures themselves.** Fits that differ in nothing that matters (a lower bound, the draws) moved these
   medians by up to a point and a half: 110 levels do not resolve more. What could be wrong with the fit was
-  tried on these sweeps, when means alone were fitted: twice the realisations (12 sweeps), residuals weighted by their covariance, a shared
-  prefix of 30,000 tokens in place of 12,000 (what KV gauges alone say; queues contradict it), tasks that
-  differ by .45 in place of .3, the mean of four such fits. Mean |log error| of rates and TPOT, 11 and 13 %,
-  moved by at most .7 points either way. What is left belongs to the levels.
+  tried on these sweeps, when means alone were fitted: twice the realisations (12 sweeps), residuals weighted
+  by their covariance, a shared prefix of 30,000 tokens in place of 12,000 (what KV gauges alone say; queues
+  contradict it), tasks that differ by .45 in place of .3, the mean of four such fits. Mean |log error| of
+  rates and TPOT, 11 and 13 %, moved by at most .7 points either way. What is left belongs to the levels.
 - **Few requests.** Levels with 3 to 25 requests (qwen3.8-27b on one L40S, gemma-4-31b on four) are mostly
   chance; they are in the tables all the same.
 - **glm-5.3**: time per token is 31 % off; how many drafts its speculative decoding has accepted is not

@@ -158,7 +158,7 @@ def observe(run: RunResult, load: LevelLoad, wanted: Mapping[str, Quantile] | No
         output_log_sd=log_sd_of(records.output_tokens[done]),
         computed_log_sd=log_sd_of((records.prompt_tokens - records.cached_tokens)[done]),
         **{
-            name: shape(name, latencies(records)[name.split("_")[0]], quantile.at)
+            name: shape(name, latencies(records)[name.split("_")[0]], quantile)
             for name, quantile in (wanted or {}).items()
         },
     )

@@ -59,7 +59,7 @@ SOFT_L1_MEAN = 0.709  # of 2 (sqrt(1 + z^2) - 1), z standard normal
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """Sd of one realisation by level and metric (in the order of `FLOOR`), and how metrics correlate.
+    """Sd of one realisation by level and metric (in the order of `METRICS`), and how metrics correlate.
 
     `by_length` is how much a metric moves with each of the lengths, all in logarithms; `freedom` is how many
     degrees of freedom all this rests on.

@@ -20,19 +20,24 @@ from replicast.calibration.sweep import Histogram, SweepLevel
 
 Floats = NDArray[np.float64]
 
-WANTED = {"middle": 0.5, "tail": 0.9}
+# Shares at or below which a quantile is taken for the median, or for nine in ten: least, wanted, most. Nearer
+# to 1 a share is that of a few requests.
+WANTED = {"middle": (0.3, 0.5, 0.7), "tail": (0.75, 0.9, 0.97)}
 # Seconds below which a latency says nothing: of edges, and of what clients resolve.
 RESOLVED_S = {"ttft": 0.02, "queue": 0.3, "prefill": 0.1, "tpot": 1e-4}
 SHAPES = tuple(f"{name}_{part}" for name in RESOLVED_S for part in WANTED)
-SHARES = (0.1, 0.97)  # nearer to 0 or 1 a share is that of a few requests
 
 
 class Quantile(NamedTuple):
-    """The quantile at the share `at` lies between these seconds, which are equal where it is known."""
+    """The quantile at the share `at` lies between these seconds, which are equal where it is known.
+
+    `counted`: at share k/n lies what is between the values of rank k and k + 1; else the value of that rank.
+    """
 
     at: float
     low_s: float
     high_s: float
+    counted: bool = True
 
 
 def quantiles_of(level: SweepLevel) -> dict[str, tuple[Quantile, float]]:
@@ -54,38 +59,43 @@ def bounds_of(name: str, quantile: Quantile, mean_s: float) -> tuple[float, floa
     return low, high
 
 
-def shape(name: str, values: Floats, at: float) -> float:
+def shape(name: str, values: Floats, quantile: Quantile) -> float:
     """The same of values known one by one; NaN of none."""
     if not len(values):
         return math.nan
     resolved = RESOLVED_S[name.split("_")[0]]
-    # A share of whole requests: a hair is taken off so that 0.9 x 10 stays 9.
-    found = float(np.quantile(values, at - 1e-9, method="inverted_cdf"))
+    if quantile.counted:
+        found = float(np.quantile(values, quantile.at, method="hazen"))
+    else:  # a hair is taken off so that 0.9 x 10 stays 9
+        found = float(np.quantile(values, quantile.at - 1e-9, method="inverted_cdf"))
     return (found + resolved) / (float(values.mean()) + resolved)
 
 
 def _counted(histogram: Histogram) -> Mapping[str, Quantile]:
-    total = sum(histogram.counts)
-    if total < LEAST_COUNTED:
+    counts = histogram.counts
+    total = sum(counts)
+    if total < LEAST_COUNTED or len(counts) != len(histogram.edges) + 1:
         return {}
-    shares = np.cumsum(histogram.counts)[:-1] / total
-    usable = {
-        edge: share
-        for edge, share in zip(histogram.edges, shares.tolist(), strict=True)
-        if SHARES[0] <= share <= SHARES[1]
-    }
+    shares = (np.cumsum(counts)[:-1] / total).tolist()
+    ends: dict[float, list[float]] = {}  # of the edges that have one share: nothing lies between them
+    for share, edge in zip(shares, histogram.edges, strict=True):
+        ends.setdefault(share, []).append(edge)
     found: dict[str, Quantile] = {}
-    for part, wanted in WANTED.items():
-        if usable:
-            edge = min(usable, key=lambda edge: abs(usable[edge] - wanted))
-            found[part] = Quantile(usable.pop(edge), edge, edge)
+    for part, (low, wanted, high) in WANTED.items():
+        near = [share for share in ends if low <= share <= high]
+        if near:
+            share = min(near, key=lambda share: abs(share - wanted))
+            found[part] = Quantile(share, min(ends[share]), max(ends[share]))
     return found
 
 
 def _given(histogram: Histogram) -> Mapping[str, Quantile]:
+    if histogram.count is not None and histogram.count < LEAST_COUNTED:
+        return {}
     found = {}
-    for part, wanted in WANTED.items():
+    for part, (_, wanted, _) in WANTED.items():
         bounds = histogram.quantile(wanted)
-        if bounds is not None:
-            found[part] = Quantile(wanted, bounds.low, math.inf if bounds.high is None else bounds.high)
+        if bounds is not None and bounds.high != 0.0:
+            high = math.inf if bounds.high is None else bounds.high
+            found[part] = Quantile(wanted, bounds.low, high, counted=False)
     return found

@@ -124,7 +124,11 @@ def _interval(fitted: Fitted, covariance: Floats, i: int) -> Interval:
     p, x = fitted.params[i], float(fitted.x[i])
     sd = math.sqrt(covariance[i, i])
     if reason_to_profile(fitted, covariance, i) is None:
-        half = half_width(fitted, covariance[i, i])
+        variance = covariance[i, i]
+        if sd > WEAK * p.spread:
+            # By how far chance has moved what the data hardly tell, it can be wrong beyond the prior.
+            variance = max(variance, p.spread**2 + (x - p.prior) ** 2)
+        half = half_width(fitted, variance)
         low, high, method = x - half, x + half, "covariance"
     else:
         low, high = profile_interval(fitted, covariance, curvature_of(fitted), i)

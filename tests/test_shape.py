@@ -15,7 +15,7 @@ from replicast.calibration.harness import latencies, observe, run_level
 from replicast.calibration.model import point_at
 from replicast.calibration.recovery import random_bed, simulated_sweep
 from replicast.calibration.server import server_facts
-from replicast.calibration.shape import SHARES, Quantile, bounds_of, quantiles_of, shape
+from replicast.calibration.shape import WANTED, Quantile, bounds_of, quantiles_of, shape
 from replicast.calibration.spread import LEAST_COUNTED
 from replicast.calibration.sweep import Histogram, Sweep, SweepLevel
 
@@ -27,24 +27,31 @@ def test_of_counts_a_quantile_is_an_edge_and_exact(values: list[float]) -> None:
     found = quantiles_of(level)
     assert set(found) <= {"ttft_middle", "ttft_tail"}
     for name, (quantile, mean_s) in found.items():
-        assert quantile.low_s == quantile.high_s
-        assert sum(value <= quantile.high_s for value in values) == pytest.approx(quantile.at * len(values))
-        assert SHARES[0] <= quantile.at <= SHARES[1]
-        here = shape(name, np.array(values), quantile.at)
-        known, _ = bounds_of(name, quantile, mean_s)
-        inside = [value for value in values if value <= quantile.high_s]
-        assert here <= known * (1 + 1e-9)
-        assert here == pytest.approx((max(inside) + 0.02) / (mean_s + 0.02))
-    assert len({quantile.high_s for quantile, _ in found.values()}) == len(found)
+        for edge in (quantile.low_s, quantile.high_s):
+            assert sum(value <= edge for value in values) == pytest.approx(quantile.at * len(values))
+        least, _, most = WANTED[name.split("_")[1]]
+        assert least <= quantile.at <= most
+        inside = [value for value in values if value <= quantile.low_s]
+        beyond = [value for value in values if value > quantile.high_s]
+        here = shape(name, np.array(values), quantile) * (mean_s + 0.02) - 0.02
+        assert max(inside) - 1e-6 <= here <= min(beyond) + 1e-6
+
+
+def test_between_edges_without_requests_lies_nothing() -> None:
+    """Half of the requests take 0.3 s and half take 30: the median is anywhere between."""
+    level = SweepLevel(1, ttft=Histogram.of([0.3] * 30 + [30.0] * 30, TTFT_EDGES_S))
+    assert {name: quantile for name, (quantile, _) in quantiles_of(level).items()} == {
+        "ttft_middle": Quantile(0.5, 0.5, 20.0)
+    }
 
 
 def test_a_percentile_bounds_a_quantile() -> None:
     quantiles = ((0.5, Bounds(0.25, 0.5)), (0.9, Bounds(80.0, None)), (0.99, Bounds(80.0, None)))
     found = quantiles_of(SweepLevel(1, ttft=Histogram(given_mean=2.0, given_quantiles=quantiles)))
-    assert found["ttft_middle"] == (Quantile(0.5, 0.25, 0.5), 2.0)
-    assert found["ttft_tail"][0] == Quantile(0.9, 80.0, math.inf)
+    assert found["ttft_middle"] == (Quantile(0.5, 0.25, 0.5, counted=False), 2.0)
+    assert found["ttft_tail"][0] == Quantile(0.9, 80.0, math.inf, counted=False)
     low, high = bounds_of("ttft_middle", *found["ttft_middle"])
-    assert low < shape("ttft_middle", np.array([0.4, 3.6]), 0.5) < high
+    assert low < shape("ttft_middle", np.array([0.4, 3.6]), found["ttft_middle"][0]) < high
 
 
 @pytest.mark.parametrize(
@@ -54,6 +61,8 @@ def test_a_percentile_bounds_a_quantile() -> None:
         Histogram(given_mean=2.0),
         Histogram(20.0, 10.0, TTFT_EDGES_S, Histogram.of([2.0] * 10, TTFT_EDGES_S).counts),
         Histogram.of([2.0] * 500, TTFT_EDGES_S),
+        Histogram(given_mean=2.0, given_quantiles=((0.5, Bounds(0.0, 0.0)),)),
+        Histogram(count=5.0, given_mean=2.0, given_quantiles=((0.5, Bounds(1.0, 2.5)),)),
     ],
 )
 def test_means_few_requests_and_one_bucket_say_nothing(histogram: Histogram | None) -> None:
@@ -61,14 +70,15 @@ def test_means_few_requests_and_one_bucket_say_nothing(histogram: Histogram | No
 
 
 def test_of_nothing_there_is_no_quantile() -> None:
-    assert math.isnan(shape("queue_tail", np.array([]), 0.9))
+    assert math.isnan(shape("queue_tail", np.array([]), Quantile(0.9, 1.0, 1.0)))
 
 
 def test_only_what_is_wanted_is_observed() -> None:
     bed = random_bed(3, concurrencies=(4,), load_s=120.0)
     run = run_level(bed.loads[0], bed.server, 1)
-    seen = observe(run, bed.loads[0], {"prefill_tail": Quantile(0.8, 1.0, 1.0)})
-    assert seen.prefill_tail == shape("prefill_tail", latencies(run.records)["prefill"], 0.8)
+    wanted = Quantile(0.8, 1.0, 1.0)
+    seen = observe(run, bed.loads[0], {"prefill_tail": wanted})
+    assert seen.prefill_tail == shape("prefill_tail", latencies(run.records)["prefill"], wanted)
     assert math.isnan(seen.ttft_tail)
 
 

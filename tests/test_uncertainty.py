@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -22,7 +23,7 @@ from replicast.calibration.noise import (
     residual_covariance,
     residual_sds,
 )
-from replicast.calibration.uncertainty import covariance_of, uncertainty
+from replicast.calibration.uncertainty import WEAKLY, covariance_of, uncertainty
 
 LEVELS = 12
 NAMES = tuple((level, name) for level in range(LEVELS) for name in METRICS)
@@ -126,3 +127,13 @@ def test_noise_of_slopes_is_no_information() -> None:
     # Slopes that are nothing but noise leave the prior.
     nothing = covariance_of(straight(noise=1e6))
     assert nothing == pytest.approx(81 * np.eye(2), rel=0.05)
+
+
+def test_what_the_data_hardly_tell_is_doubted_by_as_far_as_it_moved() -> None:
+    """Chance moves it as far as the little that the data say."""
+    told = straight()
+    hardly = replace(told, params=(Parameter("memory_fixed_s", 0, 0.5, 1e-3, -9, 9), told.params[1]))
+    near, far = (uncertainty(fitted).intervals[0] for fitted in (told, hardly))
+    assert (near.status, far.status) == ("fitted", WEAKLY)
+    assert math.log(far.high / far.low) == pytest.approx(2 * 1.96 * math.hypot(0.5, 1e-3), rel=0.01)
+    assert near.high / near.low < far.high / far.low
