@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from replicast.calibration.fit import Fitted, centre_of, fit
 from replicast.calibration.harness import MakeEngine
 from replicast.calibration.held_out import known_level, leave_one_out
 from replicast.calibration.learned import Learned, tables_of
-from replicast.calibration.lengths import SHARED_TOKENS, too_long, with_context
+from replicast.calibration.lengths import SHARED_TOKENS, lengths_of, too_long, with_context
 from replicast.calibration.model import Point, point_at, step_seconds
 from replicast.calibration.physics import check_peak
 from replicast.calibration.pool import scaled_pool
@@ -32,6 +32,7 @@ from replicast.calibration.profile import Profile, StepSeconds
 from replicast.calibration.rows import KV_FREE, LABELS, Row, Summary, summarise
 from replicast.calibration.server import ServerFacts, server_facts
 from replicast.calibration.sweep import Given, Sweep, SweepLevel
+from replicast.calibration.trace_load import COMPUTED, TraceLoad
 from replicast.calibration.uncertainty import Interval, Uncertainty, uncertainty
 from replicast.calibration.validate import Validation, choose_levels, failed_levels
 from replicast.sim.engine.factory import make_engine
@@ -102,7 +103,7 @@ class Calibration:
             "step_time": steps,
             "engine": _told(self.profile),
             "load": dict(self.profile.tables["load"]),
-            "load_given_by_trace": sorted(self.facts.load),
+            "load_given": self.profile.tables.get("load_given", {}),
             "held_out": [line._asdict() for line in self._summaries()],
             "rows": [row._asdict() for row in self.held_out.rows] if self.held_out else [],
             "passes": self.passes,
@@ -127,7 +128,7 @@ class Calibration:
         physics = [name for name in ("compute_fixed_s", "compute_per_pair_s") if name not in fitted]
         lines.append(f" From physics: {', '.join(physics)}.")
         if self.facts.load:
-            told = ", ".join(f"{name} {significant(value)}" for name, value in self.facts.load.items())
+            told = ", ".join(f"{name} {significant(v)}" for name, v in self.facts.load.items() if v)
             lines.append(f" Given by the trace: {told}.")
         for pair in self.uncertainty.pairs:
             lines.append(
@@ -177,7 +178,7 @@ def calibrate(
     given: Given | None = None,
     hardware: str | None = None,
     model: Model | None = None,
-    load: Mapping[str, float] | None = None,
+    trace: TraceLoad | None = None,
     levels: Sequence[int] | None = None,
     name: str | None = None,
     date: str = "unknown",
@@ -186,14 +187,16 @@ def calibrate(
     engines: MakeEngine = make_engine,
     progress: Callable[[str], None] | None = None,
 ) -> Calibration:
-    """Learn a server and its load from a sweep; `load` are latents that are given (`trace_load`)."""
+    """Learn a server and its load from a sweep; what a `trace` of the same load tells is given."""
     began = time.monotonic()
     told = (given or Given()).over(sweep.given)
     count = max([engines_of(level, told.data_parallel_size) for level in sweep.levels], default=1)
     told = replace(told, data_parallel_size=count)
-    facts = replace(server_facts(sweep, told, hardware=hardware, model=model), load=load or {})
+    facts = server_facts(sweep, told, hardware=hardware, model=model)
     chosen, warnings = choose_levels(sweep, levels)
     chosen, more = healthy(sweep, chosen, force=force)
+    if not force and (warned := len(check_sweep(sweep).of("warn"))):
+        warnings.append(f"{warned} warning{'s' * (warned != 1)} of the checks: `replicast check` tells them")
     chosen, shared = of_one_engine(chosen, told.data_parallel_size)
     warnings += [*more, *shared]
     if len(chosen) < MIN_LEVELS:
@@ -203,7 +206,12 @@ def calibrate(
             remedy="a sweep at 1, 2, 5, 10 and 20 sessions tells most",
         )
     warnings += [text for level in chosen if (text := too_long(level, facts))]
-    warnings += [*contradicted(chosen, facts), *of_another_load(chosen, facts)]
+    warnings += contradicted(chosen, facts)
+    if trace is not None:
+        warnings += of_another_load(chosen, facts, trace.latents)
+        facts = with_trace(
+            facts, trace, counted=all(lengths_of(v, facts).computed is not None for v in chosen)
+        )
     fitted = fit(chosen, facts, engines=engines, progress=progress)
     known = uncertainty(fitted)
     point = point_at(fitted.params, fitted.x)
@@ -226,8 +234,15 @@ def calibrate(
     )
 
 
+def with_trace(facts: ServerFacts, trace: TraceLoad, *, counted: bool) -> ServerFacts:
+    """The latents that a trace tells as facts; what every level has `counted` is known better."""
+    load = {name: value for name, value in trace.latents.items() if not (counted and name in COMPUTED)}
+    notes = (f"load given by the trace {trace.source}: {', '.join(load)}", *trace.notes)
+    return replace(facts, load=load, load_source=trace.source, notes=(*facts.notes, *notes))
+
+
 def healthy(sweep: Sweep, levels: list[SweepLevel], *, force: bool) -> tuple[list[SweepLevel], list[str]]:
-    """The levels that checks leave, and what they say; a refused sweep raises unless forced."""
+    """The levels that checks leave, and what was left out; a refused sweep raises unless forced."""
     if force:
         return levels, [f"forced: {text}" for text in failed_levels(sweep, levels)]
     result = check_sweep(sweep)
@@ -235,10 +250,7 @@ def healthy(sweep: Sweep, levels: list[SweepLevel], *, force: bool) -> tuple[lis
     usable_levels(result)
     kept = [level for level in levels if level not in failed]
     out = [level.name or f"c={level.concurrency}" for level in levels if level in failed]
-    said = [f"left out, the checks fail it: {name}" for name in out]
-    if warned := len(result.of("warn")):
-        said.append(f"{warned} warning{'s' * (warned != 1)} of the checks: `replicast check` tells them")
-    return kept, said
+    return kept, [f"left out, the checks fail it: {name}" for name in out]
 
 
 def learned_from(fitted: Fitted, known: Uncertainty, point: Point) -> Learned:
@@ -285,6 +297,8 @@ def profile_of(
         },
         **tables_of(stored, latents),
     }
+    if facts.load:
+        tables["load_given"] = {"source": facts.load_source, "latents": sorted(facts.load)}
     if held_out is not None:
         tables["validation"] = validation_table(held_out)
     lengths = [with_context(level.lengths, shared, scale) for level in learned.levels]

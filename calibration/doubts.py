@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from replicast.calibration.learned import Learned
 from replicast.calibration.lengths import TYPICAL_PROMPT, lengths_of
@@ -10,6 +10,8 @@ from replicast.calibration.model import ENGINE
 from replicast.calibration.server import ServerFacts
 from replicast.calibration.sweep import SweepLevel
 from replicast.calibration.uncertainty import Uncertainty
+
+APART = 3.0  # times: what evictions and cold starts add to what is new
 
 
 def contradicted(levels: Sequence[SweepLevel], facts: ServerFacts) -> list[str]:
@@ -23,18 +25,27 @@ def contradicted(levels: Sequence[SweepLevel], facts: ServerFacts) -> list[str]:
     return [f"{text}: is the server told right?" for text in said]
 
 
-def of_another_load(levels: Sequence[SweepLevel], facts: ServerFacts) -> list[str]:
-    """A trace whose sessions begin with more than the sweep's prompts hold on average."""
-    if "first_tokens" not in facts.load:
-        return []
-    first = facts.load["first_tokens"] + facts.load["shared_tokens"]
-    longest = max(lengths_of(level, facts).prompt for level in levels)
-    if first <= longest:
-        return []
-    return [
-        f"first prompts of the trace hold {first:,.0f} tokens, prompts of the sweep {longest:,.0f} or fewer "
-        "on average: is it a trace of this load?"
-    ]
+def of_another_load(
+    levels: Sequence[SweepLevel], facts: ServerFacts, latents: Mapping[str, float]
+) -> list[str]:
+    """A trace whose sessions begin longer than the sweep's prompts are, or compute what it did not count."""
+    lengths = [lengths_of(level, facts) for level in levels]
+    first = latents["first_tokens"] + latents.get("shared_tokens", 0.0)
+    longest = max(known.prompt for known in lengths)
+    said = []
+    if first > longest:
+        said.append(
+            f"first prompts of the trace hold {first:,.0f} tokens, prompts of the sweep {longest:,.0f} or "
+            "fewer on average"
+        )
+    counted = [known.computed for known in lengths if known.computed is not None]
+    told = latents["computed_tokens"]
+    if counted and not min(counted) / APART < told < max(counted) * APART:
+        said.append(
+            f"requests of the trace compute {told:,.0f} tokens, those of the sweep {min(counted):,.0f} to "
+            f"{max(counted):,.0f}"
+        )
+    return [f"{text}: is it a trace of this load?" for text in said]
 
 
 def at_bounds(known: Uncertainty) -> list[str]:

@@ -195,6 +195,8 @@ def facts_of(profile: Profile) -> ServerFacts:
     args = profile.engine_args()
     steps = profile.step_time._asdict()
     known = priors(model, gpu, profile.tensor_parallel_size)
+    load = profile.tables.get("load", {})
+    told = profile.tables.get("load_given", {})
     return ServerFacts(
         model=model,
         gpu=gpu,
@@ -207,6 +209,8 @@ def facts_of(profile: Profile) -> ServerFacts:
         pool_is_given=True,
         known_model=True,
         notes=(),
+        load={name: float(load[name]) for name in told.get("latents", ())},
+        load_source=str(told.get("source", "")),
     )
 
 

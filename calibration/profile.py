@@ -2,8 +2,9 @@
 
 A profile is a flat TOML file, written by hand or by calibration, with three kinds kept apart: what is
 *given* (`[engine]`, in vLLM's flag names), what is *fitted or assumed* (`[step_time]`, `[front_end]`),
-and what was *seen* (`[ranges]`). Optional tables `[intervals]`, `[load]`, `[levels]`, `[covariance]` and
-`[validation]` are carried along; `learned.py` reads them. `docs/profiles.md` describes every key.
+and what was *seen* (`[ranges]`). Optional tables `[intervals]`, `[load]`, `[load_given]`, `[levels]`,
+`[covariance]` and `[validation]` are carried along; `learned.py` reads them. `docs/profiles.md` describes
+every key.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Table = dict[str, Any]
 
 SCHEMA = "replicast/profile/1"
 SHIPPED = Path(__file__).parent / "profiles"
-OPTIONAL_TABLES = ("intervals", "load", "levels", "covariance", "validation")
+OPTIONAL_TABLES = ("intervals", "load", "load_given", "levels", "covariance", "validation")
 _LARGEST = 1e15
 _WIDTH = 100
 _TOP_OF_ENGINE = ("vllm_version", "device", "device_memory_gib")

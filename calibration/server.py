@@ -60,6 +60,7 @@ class ServerFacts:
     known_model: bool
     notes: tuple[str, ...]
     load: Mapping[str, float] = field(default_factory=dict)  # latents that a trace of the load tells
+    load_source: str = ""
 
     @property
     def pool_tokens(self) -> float:

@@ -9,7 +9,7 @@ lengths of prompts; held out is every other one of these.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,7 @@ from replicast.calibration.profile import Profile, StepSeconds
 from replicast.calibration.replay import replay_requests
 from replicast.calibration.server import ServerFacts, server_facts
 from replicast.calibration.sweep import ClientRequest, Given, Sweep, SweepLevel
+from replicast.calibration.trace_load import TraceLoad
 from replicast.calibration.uncertainty import Interval
 from replicast.calibration.validate import choose_levels
 from replicast.sim.engine.factory import make_engine
@@ -109,7 +110,7 @@ def learn(
     given: Given | None = None,
     hardware: str | None = None,
     model: Model | None = None,
-    load: Mapping[str, float] | None = None,
+    trace: TraceLoad | None = None,
     levels: Sequence[int] | None = None,
     name: str | None = None,
     date: str = "unknown",
@@ -123,12 +124,12 @@ def learn(
     rows = _lone(chosen[0]) if len(chosen) == 1 else []
     if not rows:
         return calibrate(
-            sweep, given=given, hardware=hardware, model=model, load=load, levels=levels, name=name,
+            sweep, given=given, hardware=hardware, model=model, trace=trace, levels=levels, name=name,
             date=date, loo=loo, force=force, engines=engines, progress=progress,
         )  # fmt: skip
     _check_distinct(rows, sweep.source)
     _check_spread(rows, sweep.source)
-    if load:
+    if trace is not None:
         warnings.append("the trace is not used: lone requests tell the server, not the load")
     warnings += healthy(sweep, chosen, force=force)[1]
     facts = server_facts(sweep, given, hardware=hardware, model=model)

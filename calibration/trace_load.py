@@ -1,40 +1,75 @@
 """What a trace of the same load tells of it: the latents that a fit would otherwise have to find.
 
 New in a prompt is what no earlier prompt or reply of its session holds: with a cache that forgets nothing it
-would be computed, and nothing else. Means of prompts and outputs, requests alive and tool time stay those of
-each level: levels are cut at a deadline and meet other parts of sessions than the trace.
+would be computed, and nothing else. Lengths of prompts and outputs, requests alive at a time (sub-agents) and
+tool time stay those of each level: levels are cut at a deadline and meet other parts of sessions than the
+trace.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean, median
 
 import numpy as np
+from replicast.calibration.lengths import SHARED_TOKENS
 from replicast.calibration.spread import LEAST_COUNTED
+from replicast.calibration.workload import COMPUTED_OF_SESSION
 from replicast.sim.errors import InputError
+from replicast.sim.report.trace import import_lines
 from replicast.sim.workload import Session, join
+from replicast.traces.load import LoadedTrace
+from replicast.traces.report import InputFile
 from replicast.traces.stats import PrefixTree
 
-LEAST_TOKENS = 1.0
+LEAST_TOKENS, LEAST_SPREAD = 1.0, 0.1
+ONE_SD = (0.1587, 0.8413)  # shares one sd around the median of a normal law
+COMPUTED = ("computed_tokens", "computed_slope")  # what counters tell of every level
+
+
+@dataclass(frozen=True, slots=True)
+class TraceLoad:
+    """Latents by the names of `model`'s load parameters, their source, and what was left out there."""
+
+    latents: Mapping[str, float]
+    source: str
+    notes: tuple[str, ...] = ()
+    inputs: tuple[InputFile, ...] = ()
+
+
+def trace_load(trace: LoadedTrace) -> TraceLoad:
+    """What a loaded trace tells; raises `InputError` where it is too short."""
+    names = [Path(item.path).name for item in trace.report.inputs]
+    source = names[0] if len(names) == 1 else f"{len(names)} files"
+    return TraceLoad(
+        load_latents(trace.sessions, source),
+        source,
+        tuple(line.strip() for line in import_lines(trace.report)),
+        tuple(trace.report.inputs),
+    )
 
 
 def load_latents(sessions: Sequence[Session], where: str) -> dict[str, float]:
     """Values by the names of `model`'s load parameters; tokens, and sds of logarithms.
 
-    `failed_sessions` is 0: sessions of the trace that failed are in the mean of `calls_per_session`. Raises
-    `InputError` where too few requests follow others of their session.
+    `failed_sessions` is 0: sessions of the trace that failed are in the mean of `calls_per_session`;
+    `computed_slope` is 0: the trace knows no load. `shared_tokens` is missing where sessions share nothing:
+    formats whose identities hold within a session cannot show it. Raises `InputError` where too few requests
+    follow others of their session.
     """
     known = [session for session in sessions if session.turns]
     new: list[int] = []
     firsts = PrefixTree()
     for owner, session in enumerate(known):
         seen = PrefixTree()
-        for turn in session.turns:
+        for at, turn in enumerate(session.turns):
             held, _ = seen.insert(turn.prompt, 0)
             seen.insert(join((*turn.prompt, *turn.output)), 0)
-            new.append(turn.num_prompt_tokens - held)
-        del new[-len(session.turns)]
+            if at:
+                new.append(turn.num_prompt_tokens - held)
         firsts.insert(session.turns[0].prompt, owner)
     if len(new) < LEAST_COUNTED:
         raise InputError(
@@ -42,20 +77,24 @@ def load_latents(sessions: Sequence[Session], where: str) -> dict[str, float]:
             where=where,
             remedy=f"give a trace of {LEAST_COUNTED} such requests or more, or none: the load is then fitted",
         )
-    shared = median(firsts.shared(session.turns[0].prompt) for session in known)
+    shared = float(median(firsts.shared(session.turns[0].prompt) for session in known))
     first = fmean(session.turns[0].num_prompt_tokens for session in known)
+    own = first - shared if shared else max(first - SHARED_TOKENS, 0.3 * first)
     outputs = [turn.num_output_tokens for session in known for turn in session.turns]
-    return {
+    spread = _log_sd(new)
+    found = {
         "computed_tokens": max(fmean(new), LEAST_TOKENS),
         "computed_slope": 0.0,
-        "computed_spread": _log_sd(new),
-        "first_tokens": max(first - shared, LEAST_TOKENS),
-        "output_spread": _log_sd(outputs),
+        "computed_spread": math.sqrt(max(spread**2 - COMPUTED_OF_SESSION**2, LEAST_SPREAD**2)),
+        "first_tokens": max(own, LEAST_TOKENS),
+        "output_spread": max(_log_sd(outputs), LEAST_SPREAD),
         "calls_per_session": fmean(len(session.turns) for session in known),
         "failed_sessions": 0.0,
-        "shared_tokens": max(float(shared), LEAST_TOKENS),
     }
+    return found | ({"shared_tokens": shared} if shared else {})
 
 
 def _log_sd(tokens: Sequence[int]) -> float:
-    return float(np.log(np.maximum(tokens, LEAST_TOKENS)).std())
+    """Of the middle two thirds: what is nothing new, or a whole prompt, is no matter of spread."""
+    low, high = (float(q) for q in np.quantile(np.log(np.maximum(tokens, LEAST_TOKENS)), ONE_SD))
+    return (high - low) / 2

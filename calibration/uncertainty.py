@@ -30,6 +30,7 @@ AT_BOUND = 0.02  # of a logarithm
 WEAKLY = "weak: the prior decides"
 LONGEST_STEP = 0.7
 _DRAWS = 23  # random stream
+TRACE_HELPS = {"calls_per_session", "failed_sessions", "computed_spread", "output_spread"}
 COUNTED_HELPS = {"compute_per_token_s", "computed_tokens", "first_tokens", "computed_slope"}
 
 
@@ -170,6 +171,8 @@ def _combined(fitted: Fitted, covariance: Floats, names: Sequence[str]) -> tuple
 
 def _advice(first: str, second: str) -> str:
     pair = {first, second}
+    if pair & TRACE_HELPS:
+        return "a trace of the same load (--trace) would separate them"
     if len(pair & COUNTED_HELPS) == 2:
         return (
             "levels with counted cached tokens (the collector's database or Prometheus) would separate them"

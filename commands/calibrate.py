@@ -11,6 +11,9 @@ from replicast import __version__
 from replicast.commands.console import StatusLine, Warned, warn
 from replicast.commands.model_facts import from_config, is_config, parameters_of_model
 from replicast.commands.options import LEVELS, PATH, inputs_of_sweep, read_sweep_of, sweep_options, today
+from replicast.sim.errors import InputError
+
+CONVERT = "(--format, --models, --token-scale and --skip-bad-rows are options of `replicast trace convert`.)"
 
 
 @click.command(short_help="Learn a server's profile from a sweep.")
@@ -45,7 +48,7 @@ def calibrate(**options: Any) -> None:
     """
     from replicast.calibration.profile import SCHEMA, write_profile
     from replicast.calibration.synchronous import learn
-    from replicast.calibration.trace_load import load_latents
+    from replicast.calibration.trace_load import trace_load
     from replicast.sim.report.document import dumps
     from replicast.sim.report.files import check_folder, check_target
     from replicast.sim.report.timing import since_process_start
@@ -63,17 +66,20 @@ def calibrate(**options: Any) -> None:
     sweep = read_sweep_of(options)
     if model is not None:
         sweep = replace(sweep, model=sweep.model or model.name)
-    load, inputs = None, sweep.inputs
+    trace = None
     if options["traces"]:
-        trace = load_trace(options["traces"])
-        load = load_latents(trace.sessions, ", ".join(str(path) for path in options["traces"]))
-        inputs = (*inputs, *trace.report.inputs)
+        try:
+            trace = trace_load(load_trace(options["traces"]))
+        except InputError as error:
+            raise InputError(
+                error.what, where=error.where, remedy=f"{error.remedy or ''} {CONVERT}".strip()
+            ) from error
     with StatusLine(options["quiet"]) as line:
         found = learn(
             sweep,
             hardware=options["hardware"],
             model=model,
-            load=load,
+            trace=trace,
             levels=options["levels"],
             name=options["name"],
             date=today(),
@@ -90,7 +96,7 @@ def calibrate(**options: Any) -> None:
             "schema": document.pop("schema"),
             "tool": {"name": "replicast", "version": __version__},
             **document,
-            "inputs": inputs,
+            "inputs": (*sweep.inputs, *(trace.inputs if trace else ())),
         }
         timing = {"import_s": imported, "wall_s": since_process_start()}
         click.echo(dumps({**head, "timing": timing}), nl=False)

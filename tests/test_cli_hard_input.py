@@ -238,6 +238,8 @@ def test_kv_usage_in_percent_is_refused(tmp_path: Path) -> None:
     [
         ("window_s,load_s", "600,900", "load of 900 s in a window of 600 s"),
         ("window_s,ttft_p50_s,ttft_p90_s", "600,9,1", "ttft p50 is 9, above p90 of 1"),
+        ("ttft_p50_low_s,ttft_p50_high_s", "0.9,0.2", "ttft p50 is between 0.9 and 0.2"),
+        ("ttft_mean_s,ttft_p50_s", "0.7,9", "ttft p50 is 9, which a mean of 0.7 does not allow"),
     ],
 )
 def test_figures_that_contradict_each_other(columns: str, row: str, says: str, tmp_path: Path) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from replicast.calibration.calibrate import calibrate
 from replicast.calibration.doubts import of_another_load
-from replicast.calibration.model import ENGINE
+from replicast.calibration.learned import facts_of
+from replicast.calibration.model import ENGINE, parameters
+from replicast.calibration.profile import load_profile, write_profile
 from replicast.calibration.recovery import random_bed, simulated_sweep
 from replicast.calibration.server import server_facts
-from replicast.calibration.trace_load import load_latents
+from replicast.calibration.trace_load import LEAST_SPREAD, TraceLoad, load_latents
 from replicast.calibration.workload import draw_sessions
 from replicast.sim.errors import InputError
 from replicast.sim.workload import Segment, Session, Turn
@@ -41,7 +44,7 @@ def test_replies_are_not_new_in_the_next_prompt() -> None:
     assert told["shared_tokens"] == 500
     assert told["first_tokens"] == 300
     assert told["computed_tokens"] == 60
-    assert told["computed_spread"] == told["output_spread"] == 0.0
+    assert told["computed_spread"] == told["output_spread"] == LEAST_SPREAD
     assert told["calls_per_session"] == 2
 
 
@@ -62,24 +65,63 @@ def test_sessions_tell_what_they_were_drawn_with() -> None:
     assert told["computed_spread"] == pytest.approx(load.computed_spread, rel=0.15)
 
 
-def test_what_a_trace_tells_is_given() -> None:
+def test_what_a_trace_tells_is_given(tmp_path: Path) -> None:
     """Only the server is fitted, and the profile keeps what was given."""
     bed = random_bed(6, (1, 4), load_s=120.0)
     load = bed.loads[1]
     told = load_latents(draw_sessions(load, 1, 200_000), "trace")
-    found = calibrate(simulated_sweep(bed, 1), given=bed.given, load=told, loo=False, force=True)
+    found = calibrate(
+        simulated_sweep(bed, 1),
+        given=bed.given,
+        trace=TraceLoad(told, "trace.jsonl", ("3 rows dropped",)),
+        loo=False,
+        force=True,
+    )
     assert {interval.name for interval in found.uncertainty.intervals} == set(ENGINE)
     stored = found.profile.tables["load"]
     assert stored["first_tokens"] == pytest.approx(told["first_tokens"], rel=1e-3)
     assert stored["failed_sessions"] == 0
-    assert "Given by the trace: computed_tokens" in found.report_text()
-    assert not any("trace of this load" in text for text in found.warnings)
+    text = found.report_text()
+    assert "Given by the trace: computed_spread" in text
+    assert "Note: 3 rows dropped" in text
+    assert not any("trace of this load" in said for said in found.warnings)
+    # Computed tokens are counted, which beats the trace; the profile says what was given and fits no more.
+    assert "computed_tokens" not in stored
+    path = tmp_path / "server.toml"
+    write_profile(found.profile, path)
+    facts = facts_of(load_profile(path))
+    assert facts.load_source == "trace.jsonl"
+    assert {p.name for p in parameters(found.sweep.levels, facts)} == set(ENGINE)
 
 
 def test_a_trace_of_another_load_is_told() -> None:
     bed = random_bed(6, (1, 4), load_s=120.0)
     sweep = simulated_sweep(bed, 1)
     facts = server_facts(sweep, bed.given)
-    told = {"first_tokens": 300_000.0, "shared_tokens": 12_000.0}
-    assert of_another_load(sweep.levels, facts) == []
-    assert "312,000 tokens" in of_another_load(sweep.levels, replace(facts, load=told))[0]
+    told = {
+        "first_tokens": 9_000.0,
+        "shared_tokens": 12_000.0,
+        "computed_tokens": bed.loads[0].computed_tokens,
+    }
+    assert of_another_load(sweep.levels, facts, told) == []
+    assert "312,000 tokens" in of_another_load(sweep.levels, facts, told | {"first_tokens": 3e5})[0]
+    assert "compute 90,000 tokens" in of_another_load(sweep.levels, facts, told | {"computed_tokens": 9e4})[0]
+
+
+def test_identities_within_a_session_do_not_tell_what_is_shared() -> None:
+    load = random_bed(5, (20,)).loads[0]
+    sessions = [
+        replace(
+            session,
+            turns=tuple(
+                turn._replace(
+                    prompt=tuple(part._replace(stream=part.stream + 1000 * i) for part in turn.prompt)
+                )
+                for turn in session.turns
+            ),
+        )
+        for i, session in enumerate(draw_sessions(load, 1, 200_000))
+    ]
+    told = load_latents(sessions, "trace")
+    assert "shared_tokens" not in told
+    assert told["first_tokens"] == pytest.approx(load.first_tokens, rel=0.1)

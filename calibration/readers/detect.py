@@ -22,7 +22,7 @@ from replicast.calibration.readers.prometheus import is_exposition, is_range_exp
 from replicast.calibration.readers.requests_csv import SIDE_FILES, is_requests_csv, read_requests_csv
 from replicast.calibration.readers.run_summary import is_run_summary, read_run_summary
 from replicast.calibration.readers.text import column_names, parse_json, read_json, read_text
-from replicast.calibration.sweep import HISTOGRAM_FIELDS, Given, Sweep
+from replicast.calibration.sweep import HISTOGRAM_FIELDS, Given, Histogram, Sweep
 from replicast.sim.errors import InputError
 
 FORMATS = (
@@ -102,6 +102,8 @@ def _check_order(sweep: Sweep, *, load_is_told: bool) -> None:
             )
         for metric in HISTOGRAM_FIELDS:
             told = getattr(level, metric)
+            if told is not None:
+                _check_quantiles(told, f"{name}: {metric}", sweep.source)
             ends = [(q, bounds.high) for q, bounds in sorted(told.given_quantiles)] if told else []
             known = [(q, high) for q, high in ends if high is not None]
             for (q, high), (next_q, next_high) in pairwise(known):
@@ -112,6 +114,18 @@ def _check_order(sweep: Sweep, *, load_is_told: bool) -> None:
                         where=sweep.source,
                         remedy="correct the percentiles",
                     )
+
+
+def _check_quantiles(told: Histogram, name: str, where: str) -> None:
+    """Bounds in their order, and a median of twice the mean at most (Markov)."""
+    for q, bounds in told.given_quantiles:
+        if bounds.high is not None and bounds.low > bounds.high:
+            what = f"{name} p{100 * q:g} is between {bounds.low:g} and {bounds.high:g}"
+        elif told.mean is not None and q <= 0.5 and bounds.low > SLACK * told.mean / (1 - q):
+            what = f"{name} p{100 * q:g} is {bounds.low:g}, which a mean of {told.mean:g} does not allow"
+        else:
+            continue
+        raise InputError(what, where=where, remedy="correct the percentiles, their units, or the mean")
 
 
 def detect(path: Path) -> str:
