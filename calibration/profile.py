@@ -91,11 +91,17 @@ def shipped_profiles() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in SHIPPED.glob("*.toml")))
 
 
+def shipped_file(name: str) -> Path | None:
+    """Where the shipped profile of this name lies, None if there is none; `-tp1` can be left off."""
+    names = shipped_profiles()
+    return next((SHIPPED / f"{known}.toml" for known in (name, f"{name}-tp1") if known in names), None)
+
+
 def load_profile(name_or_path: str | os.PathLike[str]) -> Profile:
-    """A shipped profile by name, or one from a file."""
+    """A shipped profile by name, of which `-tp1` can be left off, or one from a file."""
     text = os.fspath(name_or_path)
     names = shipped_profiles()
-    path = SHIPPED / f"{text}.toml" if text in names else Path(text)
+    path = shipped_file(text) or Path(text)
     if not path.is_file():
         what = f"profile {text!r} is neither a shipped profile nor a file"
         raise InputError(what, remedy=f"Shipped: {', '.join(names)}. Or give the path of a TOML file.")

@@ -48,11 +48,11 @@ def show_profile(name: str) -> None:
     \b
     replicast profile show qwen3.6-35b-h200 > my-server.toml
     """
-    from replicast.calibration.profile import SHIPPED, load_profile, profile_text, shipped_profiles
+    from replicast.calibration.profile import load_profile, profile_text, shipped_file
 
     loaded = load_profile(name)
-    if name in shipped_profiles():  # as it lies there, its comments included
-        click.echo((SHIPPED / f"{name}.toml").read_text(encoding="utf-8"), nl=False)
+    if (path := shipped_file(name)) is not None:  # as it lies there, its comments included
+        click.echo(path.read_text(encoding="utf-8"), nl=False)
     else:
         click.echo(profile_text(loaded), nl=False)
 

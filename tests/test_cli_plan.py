@@ -127,7 +127,7 @@ def test_choice_of_hardware(trace: Path) -> None:
     assert done.exit_code == 0, done.output
     document = without_timing(done.stdout)
     assert document["schema"] == "replicast/hardware/1"
-    cheap, dear = (document["plans"][name] for name in ("qwen3.8-27b-l40s", "qwen3.8-27b-h200"))
+    cheap, dear = (document["plans"][name] for name in ("qwen3.8-27b-l40s-tp1", "qwen3.8-27b-h200-tp1"))
     assert cheap["rows"][0]["usd_per_hour"]["value"] == 3
     assert dear["rows"][0]["usd_per_hour"]["value"] == 64
 

@@ -64,7 +64,7 @@ def test_two_kinds_through_the_library(tmp_path: Path) -> None:
     assert answer.text().startswith("Answer: slice, 1 replica for 8 developers, $7.91/h")
     document = json.loads(answer.document())
     assert document["schema"] == "replicast/hardware/1"
-    assert set(document["plans"]) == {"qwen3.8-27b-h200", "slice"}
+    assert set(document["plans"]) == {"qwen3.8-27b-h200-tp1", "slice"}
     assert len(answer.to_frame()) == 2
     assert {"front.svg", "report.html"} <= {path.name for path in write_report(answer, tmp_path, "again")}
     for bad in (kinds[:1], [kinds[0], kinds[0]]):

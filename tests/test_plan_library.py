@@ -6,6 +6,7 @@ import doctest
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -122,7 +123,8 @@ def test_bad_input(folder: Path, arguments: dict[str, object], what: str) -> Non
 
 
 def test_model_error_from_a_profile() -> None:
-    profile = load_profile("qwen3.8-27b-h200")
+    shipped = load_profile("qwen3.8-27b-h200")
+    profile = replace(shipped, tables={})
     assert model_error_of(profile, profile.to_step_time()) is None
     names = ["memory_fixed_s", "computed_tokens", "compute_per_token_s"]
     matrix = [[0.01, 0.5, 0.002], [0.5, 9.0, 0.0], [0.002, 0.0, 0.04]]
