@@ -96,7 +96,7 @@ def test_snapshots_without_times_or_levels(tmp_path: Path) -> None:
     assert any("modification times" in note for note in sweep.notes)
 
 
-def test_a_page_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
+def test_a_page_that_is_no_page_is_left_out(tmp_path: Path) -> None:
     pytest.importorskip("prometheus_client")
     sessions, seen = two_levels()
     folder = as_files(tmp_path / "p", sessions)
@@ -108,6 +108,33 @@ def test_a_page_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
     for path in folder.rglob("*.prom"):
         path.write_text('vllm:prompt_tokens_total{engine="0\n')
     with pytest.raises(InputError, match="not Prometheus's text format"):
+        read_sweep(folder)
+
+
+@pytest.mark.parametrize("share", [0.05, 0.3, 0.6])
+def test_a_page_without_its_end_is_left_out(tmp_path: Path, share: float) -> None:
+    """Cut anywhere, inside a line or between two."""
+    pytest.importorskip("prometheus_client")
+    sessions, seen = two_levels()
+    folder = as_files(tmp_path / "p", sessions)
+    between = next(scrape for scrape in sessions[0].scrapes[1:-1])
+    whole = page(between)
+    lines = whole[: int(share * len(whole))].splitlines(keepends=True)
+    for cut in ("".join(lines), "".join(lines[:-1])):
+        (folder / "c1" / f"metrics-{int(between.at_s)}.prom").write_text(cut)
+        sweep = read_sweep(folder)
+        assert_counts(sweep.levels[0], seen[0])
+        assert sweep.levels[0].scrapes == 2
+        assert any("left out" in note for note in sweep.notes)
+
+
+def test_of_two_pages_one_without_its_end_is_no_level(tmp_path: Path) -> None:
+    pytest.importorskip("prometheus_client")
+    sessions, _ = two_levels()
+    folder = as_files(tmp_path / "p", sessions[:1])
+    last = max(folder.rglob("*.prom"))
+    last.write_text(last.read_text()[:9000])
+    with pytest.raises(InputError, match=r"no level has two scrapes; .* is left out"):
         read_sweep(folder)
 
 

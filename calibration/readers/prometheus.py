@@ -4,7 +4,7 @@ Snapshots: two or more scrapes a level. The time of a scrape is, in this order: 
 `# scraped_at <time>` (which also separates several scrapes in one file), a time in the file's name
 (epoch seconds or 20260726T101530Z), or the file's modification time, which is noted. The level is a
 `c<N>` in the file's or folder's name, or a manifest (see `scrapes.py`). Of several files one that cannot be
-read, as a scrape that was cut off leaves it, is left out and named.
+read is left out and named, as is a page that lacks the end that others have.
 
 Range exports: the answer of /api/v1/query_range, one metric or many a file. Only raw series are used: a
 result of rate() or sum() has no name and is dropped and counted. Levels come from a manifest or from
@@ -67,28 +67,36 @@ def read_prometheus(
     groups: dict[tuple[int | None, Path | None], ScrapeSet] = {}
     inputs = []
     broken: list[InputError] = []
+    ranges = False
     for path in sorted(paths):
         concurrency = concurrency_in_name(path)
         scrapes = ScrapeSet()
         try:
             text = read_text(path)
-            rows = (
-                _add_range(scrapes, path, dropped)
-                if text.lstrip().startswith("{")
-                else _add_snapshots(scrapes, path, text, notes)
-            )
+            if is_json := text.lstrip().startswith("{"):
+                rows = _add_range(scrapes, path, dropped)
+            else:
+                rows = _add_snapshots(scrapes, path, text, notes)
         except InputError as error:
             if len(paths) == 1:
                 raise
             broken.append(error)
             continue
+        ranges = ranges or is_json
         _add(groups.setdefault((concurrency, path.parent if concurrency else None), ScrapeSet()), scrapes)
         inputs.append(input_file(path, rows))
     if len(broken) == len(paths):
         raise broken[0]
+    left_out = [f"{Path(error.where or '').name} is left out: {error.what}" for error in broken]
     if broken:
         dropped["files that cannot be read"] += len(broken)
-        notes += [f"{Path(error.where or '').name}: {error.what}; left out" for error in broken]
+    for scrapes in groups.values():
+        if not ranges and (ends := scrapes.cut_off()):
+            scrapes.without(ends)
+            dropped["pages that are cut off"] += len(ends)
+            left_out += [f"the page of {datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} is left out: its "
+                         "end is missing" for at in ends]  # fmt: skip
+    notes += left_out
     named: str | None = None
     if manifest is not None:
         value = read_json(manifest)
@@ -155,7 +163,7 @@ def _levels(
         windows.setdefault(key, []).append(window.level(load.load_s))
     if not windows:
         raise InputError(
-            "no level has two scrapes",
+            "no level has two scrapes" + "".join(f"; {note}" for note in notes if " left out" in note),
             where=source,
             remedy="take a snapshot at the start and the end of each level, or give a manifest of the levels",
         )

@@ -8,8 +8,8 @@ times are seconds since the epoch or ISO 8601 (with an offset, or UTC).
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 from replicast.calibration.readers.counters import (
     CONFIG_GAUGE,
     GAUGES,
+    HISTOGRAMS,
+    SUFFIXES,
     CounterWindow,
     Labels,
     engine_of,
@@ -29,6 +31,11 @@ from replicast.calibration.readers.counters import (
 from replicast.calibration.readers.text import number, whole
 from replicast.sim.errors import InputError
 
+# Samples that are there from a server's start to its end.
+FROM_START = (
+    "prompt_tokens_total", "generation_tokens_total", "num_requests_running", "num_requests_waiting",
+    *(f"{name}{suffix}" for name in HISTOGRAMS.values() for suffix in SUFFIXES),
+)  # fmt: skip
 SeriesKey = tuple[str, tuple[tuple[str, str], ...]]
 LEVEL_IN_NAME = re.compile(r"(?:^|[_.\-])c(?P<concurrency>[0-9]+)(?=$|[_.\-])")
 
@@ -51,6 +58,27 @@ class ScrapeSet:
         """All scrape times in the window."""
         found = {at: None for series in self.points.values() for at in series if start_s <= at <= stop_s}
         return sorted(found)
+
+    def cut_off(self) -> list[float]:
+        """Times of pages that lack series which all others have: the end is missing.
+
+        Judged by what vLLM exposes from its start on. Where many lack them, pages are of several kinds.
+        """
+        seen: dict[float, Counter[str]] = {}
+        for (metric, _), series in self.points.items():
+            for at in series:
+                seen.setdefault(at, Counter())[metric] += 1
+        whole = Counter[str]()
+        for found in seen.values():
+            whole |= Counter({name: n for name, n in found.items() if plain_name(name) in FROM_START})
+        lacking = [at for at, found in seen.items() if any(found[name] < n for name, n in whole.items())]
+        return sorted(lacking) if 2 * len(lacking) < len(seen) or len(seen) == 2 else []
+
+    def without(self, times: Collection[float]) -> None:
+        """Take scrapes out."""
+        for series in self.points.values():
+            for at in times:
+                series.pop(at, None)
 
     def models(self) -> list[str]:
         """Served models, in order of name."""
