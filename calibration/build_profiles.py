@@ -27,7 +27,7 @@ from replicast.calibration.published import GIVEN, published_sweeps
 from replicast.calibration.rows import Row
 from replicast.calibration.validate import Validation
 
-DATE = "2026-11-30"
+DATE = "2026-12-01"
 SOURCE = "github.com/aws-samples/sample-agentic-coding-harness-benchmarks (MIT-0, July to September 2026)"
 NAMES = {
     "qwen3.6-35b-g6e12xlarge": "qwen3.6-35b-l40s-tp4",
