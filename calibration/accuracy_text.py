@@ -94,8 +94,8 @@ LIMITS = """## What is out of reach, and why
   told.
 - **gemma-4-31b on L40S** is predicted badly (time per token 31 %, prompt rate 17 % off, with its windows
   simulated).
-- **From one GPU to another.** Physics alone scales a fit no better than its priors: 17 to 96 % in output
-  rate. From one arm of a server to another (other seats) the fit carries over: 21 % in output rate, and 85 of
+- **From one GPU to another.** Physics alone scales a fit no better than its priors: 19 to 82 % in output
+  rate. From one arm of a server to another (other seats) the fit carries over: 16 % in output rate, and 88 of
   100 sessions run at most (87 measured).
 - **KV peak above .95.** Sessions evict each other, and who loses what depends on the order of arrival and on
   how contexts grow, which no summary tells but by its means. Eviction is simulated: with fuller and emptier

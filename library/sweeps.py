@@ -19,8 +19,10 @@ from replicast.calibration.profile import Profile, write_profile
 from replicast.calibration.readers.detect import read_sweep
 from replicast.calibration.sweep import Sweep
 from replicast.calibration.synchronous import Synchronous, learn
+from replicast.calibration.trace_load import trace_load
 from replicast.library.answers import pre
 from replicast.sim.report.check import check_document, check_text
+from replicast.traces.load import LoadedTrace, load_trace
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -104,9 +106,16 @@ def check(sweep: Sweep | str | Path, **options: Any) -> CheckAnswer:
     return CheckAnswer(check_sweep(_sweep(sweep), **options))
 
 
-def calibrate(sweep: Sweep | str | Path, **options: Any) -> CalibrationAnswer:
-    """Learn a server from a sweep, or a file of one; options as `calibration.synchronous.learn` has them."""
-    return CalibrationAnswer(learn(_sweep(sweep), **options))
+def calibrate(
+    sweep: Sweep | str | Path, *, trace: LoadedTrace | str | Path | None = None, **options: Any
+) -> CalibrationAnswer:
+    """Learn a server from a sweep, or a file of one; what a `trace` of the same load tells is given.
+
+    Other options as `calibration.synchronous.learn` has them.
+    """
+    loaded = load_trace([trace]) if isinstance(trace, (str, Path)) else trace
+    told = None if loaded is None else trace_load(loaded)
+    return CalibrationAnswer(learn(_sweep(sweep), trace=told, **options))
 
 
 def _sweep(sweep: Sweep | str | Path) -> Sweep:

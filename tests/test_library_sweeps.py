@@ -41,6 +41,18 @@ def test_calibrate_gives_a_profile_that_can_be_read_again(sweep: Path, tmp_path:
     assert answer.text()
 
 
+def test_what_a_trace_tells_is_given(sweep: Path, tmp_path: Path) -> None:
+    trace = tmp_path / "made.jsonl.gz"
+    made = CliRunner().invoke(
+        main,
+        ["trace", "synth", "--sessions", "6", "--preset", "fresh", "-o", str(trace)],
+    )
+    assert made.exit_code == 0, made.output
+    answer = calibrate(sweep, trace=trace, hardware="H200", loo=False)
+    assert answer.profile.tables["load_given"]["source"] == "made.jsonl.gz"
+    assert "calls_per_session" not in set(answer.to_frame()["name"])
+
+
 def test_a_sweep_that_is_none(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nowhere"):
         check(tmp_path / "nowhere.json")
