@@ -35,6 +35,7 @@ from replicast.calibration.sweep import Given, Sweep, SweepLevel
 from replicast.calibration.trace_load import COMPUTED, TraceLoad
 from replicast.calibration.uncertainty import Interval, Uncertainty, uncertainty
 from replicast.calibration.validate import Validation, choose_levels, failed_levels
+from replicast.calibration.workers import workers
 from replicast.sim.engine.factory import make_engine
 from replicast.sim.errors import InputError
 from replicast.sim.fleet.config import FrontEnd
@@ -186,8 +187,12 @@ def calibrate(
     force: bool = False,
     engines: MakeEngine = make_engine,
     progress: Callable[[str], None] | None = None,
+    jobs: int = 1,
 ) -> Calibration:
-    """Learn a server and its load from a sweep; what a `trace` of the same load tells is given."""
+    """Learn a server and its load from a sweep; what a `trace` of the same load tells is given.
+
+    `jobs` processes give the same result as one.
+    """
     began = time.monotonic()
     told = (given or Given()).over(sweep.given)
     count = max([engines_of(level, told.data_parallel_size) for level in sweep.levels], default=1)
@@ -212,14 +217,15 @@ def calibrate(
         facts = with_trace(
             facts, trace, counted=all(lengths_of(v, facts).computed is not None for v in chosen)
         )
-    fitted = fit(chosen, facts, engines=engines, progress=progress)
-    known = uncertainty(fitted)
-    point = point_at(fitted.params, fitted.x)
-    learned = learned_from(fitted, known, point)
-    held_out = None
-    if loo and len(chosen) >= 3:
-        rows: list[Row] = leave_one_out(fitted, facts, engines=engines, progress=progress)
-        held_out = Validation(sweep.source, "leave one level out", True, tuple(rows), ())
+    with workers(jobs) as pool:
+        fitted = fit(chosen, facts, engines=engines, progress=progress, pool=pool)
+        known = uncertainty(fitted)
+        point = point_at(fitted.params, fitted.x)
+        learned = learned_from(fitted, known, point)
+        held_out = None
+        if loo and len(chosen) >= 3:
+            rows: list[Row] = leave_one_out(fitted, facts, engines=engines, progress=progress, pool=pool)
+            held_out = Validation(sweep.source, "leave one level out", True, tuple(rows), ())
     steps = step_seconds(facts, point)
     warnings += [*check_peak(steps, facts.priors), *at_bounds(known), *assumed(learned)]
     profile = profile_of(sweep, facts, learned, known, steps, held_out, name=name, date=date)

@@ -40,6 +40,7 @@ from replicast.calibration.noise import (
 )
 from replicast.calibration.server import ServerFacts
 from replicast.calibration.sweep import SweepLevel
+from replicast.calibration.workers import HERE, Workers
 from replicast.sim.engine.factory import make_engine
 
 Floats = NDArray[np.float64]
@@ -111,8 +112,9 @@ def fit(
     seeds: Sequence[int] = SEEDS,
     start: Floats | None = None,
     progress: Callable[[str], None] | None = None,
+    pool: Workers = HERE,
 ) -> Fitted:
-    """The parameters that explain these levels best."""
+    """The parameters that explain these levels best; independent trials run in `pool`."""
     from scipy.optimize import least_squares
 
     params = tuple(parameters(levels, facts))
@@ -122,7 +124,7 @@ def fit(
     models = tuple(
         LevelModel(level, facts, centre, engines, front_end=front_end, growth=growth) for level in levels
     )
-    problem = Problem(params, models, tuple(seeds))
+    problem = Problem(params, models, tuple(seeds), pool)
     x = np.array([p.start for p in params]) if start is None else start
     x = np.clip(x, problem.low + 1e-6, problem.high - 1e-6)
 
@@ -194,8 +196,13 @@ class Problem:
     """Residuals: (log simulated - log measured) / sd for each level and metric, then the priors."""
 
     def __init__(
-        self, params: Sequence[Parameter], models: Sequence[LevelModel], seeds: tuple[int, ...]
+        self,
+        params: Sequence[Parameter],
+        models: Sequence[LevelModel],
+        seeds: tuple[int, ...],
+        pool: Workers = HERE,
     ) -> None:
+        self._pool = pool
         self.params = tuple(params)
         self.models = tuple(models)
         self.seeds = seeds
@@ -245,16 +252,22 @@ class Problem:
         prior = [(value - p.prior) / p.spread for value, p in zip(x, self.params, strict=True)]
         return np.concatenate([np.where(np.isnan(data), NOTHING_SEEN, data), prior])
 
+    def residuals_at(self, points: Sequence[Floats]) -> list[Floats]:
+        """All residuals at each of several points."""
+        if self._pool.elsewhere:
+            self.evaluations += len(points) * len(self.models) * len(self.seeds)
+        return self._pool.map(_residuals, [(self, x) for x in points])
+
+    def __getstate__(self) -> dict[str, object]:
+        """Without the pool; models leave behind what was simulated."""
+        return {**self.__dict__, "_pool": HERE}
+
     def jacobian(self, x: Floats) -> Floats:
         """Forward differences with a wide step."""
         base = self.residuals(x)
-        columns = []
-        for i, p in enumerate(self.params):
-            step = STEP if x[i] + STEP < p.high else -STEP
-            moved = x.copy()
-            moved[i] += step
-            columns.append((self.residuals(moved) - base) / step)
-        return np.stack(columns, axis=1)
+        steps = np.where(x + STEP < self.high, STEP, -STEP)
+        there = self.residuals_at([x + step for step in np.diag(steps)])
+        return np.stack([(one - base) / step for one, step in zip(there, steps, strict=True)], axis=1)
 
     def secant(self, x: Floats) -> Floats:
         """The Jacobian of the first point, kept up with each step taken (Broyden 1965): one run a step."""
@@ -284,10 +297,14 @@ class Problem:
         """
         base, data = self.residuals(x), len(self.names)
         columns, curvature, noise, trials = [], [], [], [(chi_square(base), x)]
+        ends = []
         for i, width in enumerate(widths.tolist()):
             up, down = x.copy(), x.copy()
             up[i], down[i] = min(x[i] + width, self.high[i]), max(x[i] - width, self.low[i])
-            above, below = self.residuals(up), self.residuals(down)
+            ends += [up, down]
+        found = self.residuals_at(ends)
+        for i, (up, down) in enumerate(zip(ends[::2], ends[1::2], strict=True)):
+            above, below = found[2 * i : 2 * i + 2]
             trials += [(chi_square(above), up), (chi_square(below), down)]
             slope = (above - below) / (up[i] - down[i])
             bend = above - base - slope * (up[i] - x[i])
@@ -317,6 +334,11 @@ class Problem:
             else:
                 damping = DAMPED**2 * damping
         return x
+
+
+def _residuals(trial: tuple[Problem, Floats]) -> Floats:
+    problem, x = trial
+    return problem.residuals(x)
 
 
 def _targets(model: LevelModel) -> dict[str, tuple[float, float]]:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from replicast.calibration.agreement import Agreement, agreements
 from replicast.calibration.fit import Fitted, centre_of
@@ -22,6 +23,7 @@ from replicast.calibration.rows import LOADS, Row, rows_of
 from replicast.calibration.server import ServerFacts, seconds_of_load
 from replicast.calibration.sweep import SweepLevel
 from replicast.calibration.uncertainty import covariance_of, draw_points, without_level
+from replicast.calibration.workers import HERE, Workers
 from replicast.sim.engine.factory import make_engine
 
 DRAWS = 6
@@ -75,22 +77,43 @@ def leave_one_out(
     engines: MakeEngine = make_engine,
     buckets: list[Agreement] | None = None,
     progress: Callable[[str], None] | None = None,
+    pool: Workers = HERE,
 ) -> list[Row]:
-    """Each fitted level predicted from a fit without it."""
-    covariance = covariance_of(fitted)
-    centre = centre_of([model.level for model in fitted.models])
+    """Each fitted level predicted from a fit without it; levels are independent and run in `pool`."""
+    if progress is not None:
+        progress(f"{len(fitted.models)} levels, each left out in turn")
+    ask = _LeftOut(fitted, facts, tuple(loads), engines, buckets is not None)
     rows: list[Row] = []
-    for index, model in enumerate(fitted.models):
-        x = without_level(fitted, index)
-        point = point_at(fitted.params, x)
-        others = [other for j, other in enumerate(fitted.models) if j != index]
-        known = tuple(known_level(other, residuals_of(other, point)) for other in others)
-        front_end = front_end_of([other.level for other in others], facts)
-        learned = Learned(point, fitted.params, x, covariance, centre, known, front_end)
-        rows += predicted_rows(model.level, facts, learned, loads=loads, engines=engines, buckets=buckets)
-        if progress is not None:
-            progress(f"level {model.concurrency} left out")
+    for found, agreeing in pool.map(partial(_left_out, ask), range(len(fitted.models))):
+        rows += found
+        if buckets is not None:
+            buckets += agreeing
     return rows
+
+
+class _LeftOut(NamedTuple):
+    fitted: Fitted
+    facts: ServerFacts
+    loads: tuple[Load, ...]
+    engines: MakeEngine
+    with_buckets: bool
+
+
+def _left_out(ask: _LeftOut, index: int) -> tuple[list[Row], list[Agreement]]:
+    fitted, facts = ask.fitted, ask.facts
+    x = without_level(fitted, index)
+    point = point_at(fitted.params, x)
+    others = [other for j, other in enumerate(fitted.models) if j != index]
+    known = tuple(known_level(other, residuals_of(other, point)) for other in others)
+    front_end = front_end_of([other.level for other in others], facts)
+    centre = centre_of([model.level for model in fitted.models])
+    learned = Learned(point, fitted.params, x, covariance_of(fitted), centre, known, front_end)
+    buckets: list[Agreement] = []
+    rows = predicted_rows(
+        fitted.models[index].level, facts, learned, loads=ask.loads, engines=ask.engines,
+        buckets=buckets if ask.with_buckets else None,
+    )  # fmt: skip
+    return rows, buckets
 
 
 def known_level(model: LevelModel, residuals: Residuals) -> KnownLevel:

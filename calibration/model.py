@@ -245,6 +245,10 @@ class LevelModel:
         self.computed_factor = 1.0
         self._known: dict[tuple[object, float, float, float, int], Observed] = {}
 
+    def __getstate__(self) -> dict[str, object]:
+        """Without what was simulated: a worker meets other points."""
+        return {**self.__dict__, "_known": {}}
+
     def simulate(self, point: Point, seeds: Sequence[int]) -> list[Observed]:
         """The level at `point`, once a seed."""
         out = []

@@ -118,6 +118,7 @@ def learn(
     force: bool = False,
     engines: MakeEngine = make_engine,
     progress: Callable[[str], None] | None = None,
+    jobs: int = 1,
 ) -> Calibration | Synchronous:
     """What a sweep teaches: server and load, or of one synchronous stage the server."""
     chosen, warnings = choose_levels(sweep, levels)
@@ -125,7 +126,7 @@ def learn(
     if not rows:
         return calibrate(
             sweep, given=given, hardware=hardware, model=model, trace=trace, levels=levels, name=name,
-            date=date, loo=loo, force=force, engines=engines, progress=progress,
+            date=date, loo=loo, force=force, engines=engines, progress=progress, jobs=jobs,
         )  # fmt: skip
     _check_distinct(rows, sweep.source)
     _check_spread(rows, sweep.source)

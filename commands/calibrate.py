@@ -36,6 +36,7 @@ CONVERT = "(--format, --models, --token-scale and --skip-bad-rows are options of
 @click.option("--force", is_flag=True, help="Learn from levels that the checks refuse, too; recorded.")
 @click.option("--out", "-o", type=PATH, metavar="FILE", help="Where the profile goes: server.toml.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON document on stdout (replicast/calibrate/1).")
+@click.option("--jobs", type=click.IntRange(1), default=2, show_default=True, help="Processes; same result.")
 @click.option("--quiet", is_flag=True, help="No progress.")
 def calibrate(**options: Any) -> None:
     """Learn step times and load of a server from a concurrency sweep, with intervals and held-out errors.
@@ -86,6 +87,7 @@ def calibrate(**options: Any) -> None:
             loo=options["loo"],
             force=options["force"],
             progress=line.say,
+            jobs=options["jobs"],
         )
     if out:
         write_profile(found.profile, out)
