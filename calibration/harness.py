@@ -140,6 +140,7 @@ def observe(run: RunResult, load: LevelLoad, wanted: Mapping[str, Quantile] | No
     output = float(records.output_tokens.sum())
     computed = float((records.prompt_tokens - records.cached_tokens)[began].sum())
     per = 1.0 / first_tokens if first_tokens else math.nan
+    of_each = latencies(records) if wanted else {}
     return Observed(
         tpot_mean_s=_mean(records.tpot_s[done]),
         ttft_mean_s=_mean(ttft[began]),
@@ -158,7 +159,7 @@ def observe(run: RunResult, load: LevelLoad, wanted: Mapping[str, Quantile] | No
         output_log_sd=log_sd_of(records.output_tokens[done]),
         computed_log_sd=log_sd_of((records.prompt_tokens - records.cached_tokens)[done]),
         **{
-            name: shape(name, latencies(records)[name.split("_")[0]], quantile)
+            name: shape(name, of_each[name.split("_")[0]], quantile)
             for name, quantile in (wanted or {}).items()
         },
     )
