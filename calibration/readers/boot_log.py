@@ -38,6 +38,7 @@ DTYPES: Mapping[str, tuple[str, ...]] = {  # beginnings of what vLLM's flags tak
 FACTS = tuple(item.name for item in fields(Given) if item.name != "sources")
 ALIASES: Mapping[str, str] = {
     "tp": "tensor_parallel_size",
+    "kv_cache_tokens": "kv_pool_tokens",  # as profiles have it
     "tensor_parallelism": "tensor_parallel_size",
     "pp": "pipeline_parallel_size",
     "dp": "data_parallel_size",
