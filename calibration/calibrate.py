@@ -281,7 +281,7 @@ def profile_of(
 ) -> Profile:
     """The profile: what replays and plans draw from."""
     scale = learned.point.get("pool_scale", 1.0)
-    args = facts.args if scale == 1.0 else scaled_pool(facts.args, scale)
+    args = facts.args if scale == 1.0 else scaled_pool(facts.args, scale, facts.least_blocks)
     values = {**facts.load, **learned.point.values}
     latents = {name: values[name] for name in LATENTS if name in values}
     # The pool is written as scaled, and lengths that rest on it: nothing is left to scale by.

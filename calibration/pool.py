@@ -80,12 +80,12 @@ def hybrid_pool(told: Given, caches: Caches, expected: int, vllm_version: str, m
     return Pool(args, given, (*notes, *why))
 
 
-def scaled_pool(args: EngineArgs, scale: float) -> EngineArgs:
-    """`args` with a pool of `scale` times the size."""
+def scaled_pool(args: EngineArgs, scale: float, least_blocks: int) -> EngineArgs:
+    """`args` with a pool of `scale` times the size, which holds the longest request's `least_blocks`."""
     if args.num_gpu_blocks is not None:
-        return replace(args, num_gpu_blocks=max(round(scale * args.num_gpu_blocks), 8))
+        return replace(args, num_gpu_blocks=max(round(scale * args.num_gpu_blocks), 1 + least_blocks))
     block = args.block_size or 16
-    blocks = max(round(scale * (args.kv_cache_tokens or 0) / block), 8)
+    blocks = max(round(scale * (args.kv_cache_tokens or 0) / block), 1 + least_blocks)
     return replace(args, kv_cache_tokens=blocks * block)
 
 

@@ -73,4 +73,5 @@ def test_the_profile_names_its_groups(calibration: Calibration, tmp_path: Path) 
     assert (engine.kv_groups, engine.block_size, engine.num_gpu_blocks) == ("full, 3 x mamba", 1568, 167)
     assert resolve(EngineArgs(), engine).config.kv_groups is not None
     assert longest_request(engine) > LONGEST
-    assert scaled_pool(engine, 0.5).num_gpu_blocks == 84
+    assert scaled_pool(engine, 0.5, 50).num_gpu_blocks == 84
+    assert scaled_pool(engine, 0.5, 100).num_gpu_blocks == 101
