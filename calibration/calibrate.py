@@ -199,8 +199,8 @@ def calibrate(
     told = replace(told, data_parallel_size=count)
     facts = server_facts(sweep, told, hardware=hardware, model=model)
     chosen, warnings = choose_levels(sweep, levels)
-    chosen, more = healthy(sweep, chosen, force=force)
-    if not force and (warned := len(check_sweep(sweep).of("warn"))):
+    chosen, more, warned = healthy(sweep, chosen, force=force)
+    if warned:
         warnings.append(f"{warned} warning{'s' * (warned != 1)} of the checks: `replicast check` tells them")
     chosen, shared = of_one_engine(chosen, told.data_parallel_size)
     warnings += [*more, *shared]
@@ -247,16 +247,21 @@ def with_trace(facts: ServerFacts, trace: TraceLoad, *, counted: bool) -> Server
     return replace(facts, load=load, load_source=trace.source, notes=(*facts.notes, *notes))
 
 
-def healthy(sweep: Sweep, levels: list[SweepLevel], *, force: bool) -> tuple[list[SweepLevel], list[str]]:
-    """The levels that checks leave, and what was left out; a refused sweep raises unless forced."""
+def healthy(
+    sweep: Sweep, levels: list[SweepLevel], *, force: bool
+) -> tuple[list[SweepLevel], list[str], int]:
+    """The levels that checks leave, what was left out, and how often they warn (0 where forced).
+
+    A refused sweep raises unless forced.
+    """
     if force:
-        return levels, [f"forced: {text}" for text in failed_levels(sweep, levels)]
+        return levels, [f"forced: {text}" for text in failed_levels(sweep, levels)], 0
     result = check_sweep(sweep)
     failed = [sweep.levels[i] for i in result.left_out]
     usable_levels(result)
     kept = [level for level in levels if level not in failed]
     out = [level.name or f"c={level.concurrency}" for level in levels if level in failed]
-    return kept, [f"left out, the checks fail it: {name}" for name in out]
+    return kept, [f"left out, the checks fail it: {name}" for name in out], len(result.of("warn"))
 
 
 def learned_from(fitted: Fitted, known: Uncertainty, point: Point) -> Learned:

@@ -67,7 +67,7 @@ class ServerModel:
 class Observed(NamedTuple):
     """What a level's counters say; NaN where nothing was observed. The first nine are `METRICS`.
 
-    The last eight, quantiles over means, are those of `shape.SHAPES` that were asked for.
+    The last eight, quantiles over means, are those of `noise.OF_SHAPE` that were asked for.
     """
 
     tpot_mean_s: float

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from replicast.calibration.agreement import Agreement, agreements
-from replicast.calibration.fit import Fitted, centre_of
+from replicast.calibration.fit import Fitted, Floats, centre_of
 from replicast.calibration.harness import MakeEngine
 from replicast.calibration.learned import KnownLevel, Learned, lengths_at
 from replicast.calibration.lengths import lengths_of
@@ -82,7 +82,7 @@ def leave_one_out(
     """Each fitted level predicted from a fit without it; levels are independent and run in `pool`."""
     if progress is not None:
         progress(f"{len(fitted.models)} levels, each left out in turn")
-    ask = _LeftOut(fitted, facts, tuple(loads), engines, buckets is not None)
+    ask = _LeftOut(fitted, covariance_of(fitted), facts, tuple(loads), engines, buckets is not None)
     rows: list[Row] = []
     for found, agreeing in pool.map(partial(_left_out, ask), range(len(fitted.models))):
         rows += found
@@ -93,6 +93,7 @@ def leave_one_out(
 
 class _LeftOut(NamedTuple):
     fitted: Fitted
+    covariance: Floats
     facts: ServerFacts
     loads: tuple[Load, ...]
     engines: MakeEngine
@@ -107,7 +108,7 @@ def _left_out(ask: _LeftOut, index: int) -> tuple[list[Row], list[Agreement]]:
     known = tuple(known_level(other, residuals_of(other, point)) for other in others)
     front_end = front_end_of([other.level for other in others], facts)
     centre = centre_of([model.level for model in fitted.models])
-    learned = Learned(point, fitted.params, x, covariance_of(fitted), centre, known, front_end)
+    learned = Learned(point, fitted.params, x, ask.covariance, centre, known, front_end)
     buckets: list[Agreement] = []
     rows = predicted_rows(
         fitted.models[index].level, facts, learned, loads=ask.loads, engines=ask.engines,

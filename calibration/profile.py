@@ -100,11 +100,11 @@ def shipped_file(name: str) -> Path | None:
 def load_profile(name_or_path: str | os.PathLike[str]) -> Profile:
     """A shipped profile by name, of which `-tp1` can be left off, or one from a file."""
     text = os.fspath(name_or_path)
-    names = shipped_profiles()
     path = shipped_file(text) or Path(text)
     if not path.is_file():
         what = f"profile {text!r} is neither a shipped profile nor a file"
-        raise InputError(what, remedy=f"Shipped: {', '.join(names)}. Or give the path of a TOML file.")
+        shipped = ", ".join(shipped_profiles())
+        raise InputError(what, remedy=f"Shipped: {shipped}. Or give the path of a TOML file.")
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:

@@ -32,7 +32,8 @@ def check_tables(tables: Mapping[str, Mapping[str, Any]], steps: Sequence[str], 
         _number(value, f"load.{name}", where, low=low, high=high, open=name not in (*SIGNED, *MOST))
     if "load_given" in tables:
         names = tables["load_given"].get("latents")
-        if not isinstance(names, list) or any(name not in tables.get("load", {}) for name in names):
+        known = list(tables.get("load", {}))
+        if not isinstance(names, list) or any(name not in known for name in names):
             _fail("load_given.latents", "must be a list of keys of [load]", where)
     for name, row in tables.get("levels", {}).items():
         _level(row, f"levels.{name}", where)

@@ -25,7 +25,6 @@ Floats = NDArray[np.float64]
 WANTED = {"middle": (0.3, 0.5, 0.7), "tail": (0.75, 0.9, 0.97)}
 # Seconds below which a latency says nothing: of edges, and of what clients resolve.
 RESOLVED_S = {"ttft": 0.02, "queue": 0.3, "prefill": 0.1, "tpot": 1e-4}
-SHAPES = tuple(f"{name}_{part}" for name in RESOLVED_S for part in WANTED)
 
 
 class Quantile(NamedTuple):
@@ -41,7 +40,7 @@ class Quantile(NamedTuple):
 
 
 def quantiles_of(level: SweepLevel) -> dict[str, tuple[Quantile, float]]:
-    """What a level tells, by the names of `SHAPES`: a quantile, and the mean of its histogram in s."""
+    """What a level tells, by the names of `noise.OF_SHAPE`: a quantile, and its histogram's mean in s."""
     found: dict[str, tuple[Quantile, float]] = {}
     for name in RESOLVED_S:
         histogram: Histogram | None = getattr(level, name)

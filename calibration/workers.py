@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import TypeVar
 
-from replicast.sim.errors import InputError
-from replicast.sim.planning.workers import obey_parent
+from replicast.sim.planning.workers import obey_parent, process_pool, worker_killed
 
 A = TypeVar("A")
 B = TypeVar("B")
@@ -35,9 +32,7 @@ class Workers:
         try:
             return list(self._pool.map(function, inputs))
         except BrokenProcessPool as error:
-            raise InputError(
-                "a worker process was killed, most likely for lack of memory", remedy="Use fewer --jobs."
-            ) from error
+            raise worker_killed() from error
 
 
 HERE = Workers()
@@ -49,8 +44,7 @@ def workers(jobs: int) -> Iterator[Workers]:
     if jobs < 2:
         yield HERE
         return
-    context = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
-    pool = ProcessPoolExecutor(jobs, context, initializer=obey_parent)
+    pool = process_pool(jobs, obey_parent)
     try:
         yield Workers(pool)
     except BaseException:

@@ -14,9 +14,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import multiprocessing
 import pickle
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -30,7 +28,7 @@ from replicast.sim.errors import InputError
 from replicast.sim.planning.changes import label
 from replicast.sim.planning.replications import Measured, Task, Worker
 from replicast.sim.planning.scenario import Scenario
-from replicast.sim.planning.workers import obey_parent
+from replicast.sim.planning.workers import obey_parent, process_pool, worker_killed
 
 Backend = Literal["local", "dask", "ray"]
 
@@ -144,16 +142,11 @@ class Runner:
 
     def _in_processes(self, tasks: Sequence[Task]) -> Iterator[Measured]:
         if self._pool is None:
-            context = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
-            self._pool = ProcessPoolExecutor(
-                self._scale.jobs, context, initializer=_start, initargs=(self.scenario,)
-            )
+            self._pool = process_pool(self._scale.jobs, _start, self.scenario)
         try:
             yield from self._pool.map(_run, tasks)
         except BrokenProcessPool as error:
-            raise InputError(
-                "a worker process was killed, most likely for lack of memory", remedy="Use fewer --jobs."
-            ) from error
+            raise worker_killed() from error
 
     def _on_cluster(self, tasks: Sequence[Task]) -> Iterator[Measured]:
         backend = self._scale.backend

@@ -5,7 +5,6 @@ Runs share nothing but their input, so that their number and order change no byt
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,7 +12,6 @@ from typing import NamedTuple
 
 from replicast.sim.config import EngineConfig
 from replicast.sim.engine.step_time import StepTime
-from replicast.sim.errors import InputError
 from replicast.sim.fleet.config import FleetConfig
 from replicast.sim.fleet.result import RunResult
 from replicast.sim.fleet.run import simulate
@@ -70,13 +68,12 @@ def _parallel(
     study: Study, replica_counts: Sequence[int], jobs: int, progress: Progress | None
 ) -> Iterator[RunResult]:
     import multiprocessing
-    from concurrent.futures import ProcessPoolExecutor
     from concurrent.futures.process import BrokenProcessPool
 
-    # A forked worker sees the sessions without a copy; elsewhere they are pickled once a worker.
-    context = multiprocessing.get_context("fork" if sys.platform == "linux" else None)
+    from replicast.sim.planning.workers import process_pool, worker_killed
+
     strangers = multiprocessing.active_children()
-    executor = ProcessPoolExecutor(jobs, context, initializer=_start_worker, initargs=(study,))
+    executor = process_pool(jobs, _start_worker, study)
     try:
         futures = [executor.submit(_work, replicas) for replicas in replica_counts]
         for done, future in enumerate(futures, start=1):
@@ -85,9 +82,7 @@ def _parallel(
                 progress(done, 0)
             yield replace(result, records=replace(result.records, sessions=study.sessions))
     except BrokenProcessPool as error:
-        raise InputError(
-            "a worker process was killed, most likely for lack of memory", remedy="Use fewer --jobs."
-        ) from error
+        raise worker_killed() from error
     except BaseException:
         for process in multiprocessing.active_children():
             if process not in strangers:
