@@ -19,7 +19,8 @@ choice of a few constants that are named below, and weakly in how prompts are ta
 - *Only the concurrency given*: all lengths are those of the fitted levels.
 
 *A perfect model* knows server, load and the means of all lengths, and not the draw: its median error
-follows from how much 16 simulated realisations of each level vary. A measured level is one realisation.
+follows from how much 16 simulated realisations of each level vary, lengths being equal where they are given.
+A measured level is one realisation.
 
 A prediction holds a fixed share of the interpolation beside it, per metric (`SHARES` in
 `calibration/rows.py`); these shares, how far residuals carry over to neighbours (`NOISE` in
@@ -74,37 +75,43 @@ LIMITS = """## What is out of reach, and why
 
 - **Replication noise.** Two sweeps of the same server and harness (kimi-k2.7) differ by 2 to 58 % in output
   rate and 3 to 64 % in prompt rate; one level of qwen3.8 measured twice differs by 13 % in output rate and
-  73 % in prompt rate. A single level is one realisation: simulated twice with other sessions it varies by
-  0 to 17 % in time per token, 5 to 39 % in TTFT and 16 to 99 % in queue time. No model predicts the draw.
+  73 % in prompt rate. A single level is one realisation: simulated again with other sessions of the same
+  mean lengths eight levels in ten have a standard deviation of 1 to 13 % in time per token, 4 to 19 % in TTFT
+  and 2 to 26 % in queue time; with lengths as they come of 3 to 22, 9 to 33 and 2 to 36 %. No model predicts
+  the draw.
 - **Computed tokens.** A performance summary has no count of cached tokens, so the prefill work of a level
   is inferred from its neighbours. Between levels of one sweep it differs by a factor of two (minicpm5-2b:
   7.4 s of prefill a request at one session, 2.9 s at two). Tasks of one server and harness differ by a third
   (28 task windows), and a level of few sessions is few tasks: with that, even a perfect model misses TTFT by
-  9 %. Were they counted, TTFT with KV free would be 10 % off in place of 14, rates 5 to 7 in place of 6 to 8,
-  TPOT as now (the table above: as if counted). The collector's database and Prometheus count them.
+  7 %. Were they counted, TTFT with KV free would be 8 % off in place of 13, rates 4 in place of 6, TPOT 6 in
+  place of 7 (the table above: as if counted). The collector's database and Prometheus count them.
 - **The figures themselves.** Fits that differ in nothing that matters (a lower bound, the draws) moved these
   medians by up to a point and a half: 110 levels do not resolve more. What could be wrong with the fit was
   tried on these sweeps, when means alone were fitted: twice the realisations (12 sweeps), residuals weighted
   by their covariance, a shared prefix of 30,000 tokens in place of 12,000 (what KV gauges alone say; queues
   contradict it), tasks that differ by .45 in place of .3, the mean of four such fits. Mean |log error| of
-  rates and TPOT, 11 and 13 %, moved by at most .7 points either way. What is left belongs to the levels.
+  rates and TPOT, then 11 and 13 %, moved by at most .7 points either way. What did move them, to 8.8 and
+  12 %, is how it weighs: what chance and lengths do to each level by itself, time in the front end counted
+  once, and other levels that settle where one is left out.
+- **Prefill with only the concurrency given** is no better than interpolated: computed tokens are guessed from
+  the same neighbours (mean error 21 % of both; medians 12.6 and 12.4 %). From low levels alone prompt
+  rates and queues are not, either.
 - **Few requests.** Levels with 3 to 25 requests (qwen3.8-27b on one L40S, gemma-4-31b on four) are mostly
   chance; they are in the tables all the same.
-- **glm-5.3**: time per token is 31 % off; how many drafts its speculative decoding has accepted is not
+- **glm-5.3**: time per token is 26 % off; how many drafts its speculative decoding has accepted is not
   told.
-- **gemma-4-31b on L40S** is predicted badly (time per token 31 %, prompt rate 17 % off, with its windows
-  simulated).
-- **From one GPU to another.** Physics alone scales a fit no better than its priors: 19 to 82 % in output
-  rate. From one arm of a server to another (other seats) the fit carries over: 16 % in output rate, and 88 of
-  100 sessions run at most (87 measured).
+- **gemma-4-31b on L40S** is predicted badly (time per token and rates 17 % off, with its windows simulated).
+- **From one GPU to another.** Physics alone scales a fit no better than its priors: 13 to 78 % in output
+  rate. From one arm of a server to another (128 seats and up to 100 sessions, fitted up to 30) the fit
+  carries over to within 24 % in output rate, and 85 of 100 sessions run at most (87 measured).
 - **KV peak above .95.** Sessions evict each other, and who loses what depends on the order of arrival and on
   how contexts grow, which no summary tells but by its means. Eviction is simulated: with fuller and emptier
   levels fitted, these are predicted as well as free ones. From low levels alone the edge is missed where all
   contexts together are about as large as the pool: TTFT of qwen3-coder-30b on H200 and qwen3.8-27b on L40S
-  comes out 72 to 110 % too long, that of qwen3-coder-30b on L40S, of minicpm5-2b and of kimi-k2.7 at 7
-  sessions 30 to 44 % too short; of 23 such levels 16 are within 25 %. Where lengths are guessed, too, queues
+  comes out 60 to 88 % too long, that of qwen3-coder-30b on L40S, of minicpm5-2b and of kimi-k2.7 at 7
+  sessions 27 to 41 % too short; of 23 such levels 17 are within 25 %. Where lengths are guessed, too, queues
   come out 1.4 times as long as they were, and the intervals of TTFT and queue are too short (they hold 82
-  and 76 %).
+  and 79 %).
 - **The median TTFT.** Quantiles of agentic sweeps lie further below their means than log-normal requests
   allow: of 104 published medians of TTFT 49 lie in a lower bucket than simulated, 8 in a higher one. The fit
   keeps the means.

@@ -213,12 +213,14 @@ def calibrate(
     warnings += [text for level in chosen if (text := too_long(level, facts))]
     warnings += contradicted(chosen, facts)
     if trace is not None:
-        warnings += of_another_load(chosen, facts, trace.latents)
         facts = with_trace(
             facts, trace, counted=all(lengths_of(v, facts).computed is not None for v in chosen)
         )
     with workers(jobs) as pool:
-        fitted = fit(chosen, facts, engines=engines, progress=progress, pool=pool)
+        fitted = fit(
+            chosen, facts, engines=engines, progress=progress, pool=pool,
+            sessions=trace.sessions if trace else None,
+        )  # fmt: skip
         known = uncertainty(fitted)
         point = point_at(fitted.params, fitted.x)
         learned = learned_from(fitted, known, point)
@@ -226,6 +228,8 @@ def calibrate(
         if loo and len(chosen) >= 3:
             rows: list[Row] = leave_one_out(fitted, facts, engines=engines, progress=progress, pool=pool)
             held_out = Validation(sweep.source, "leave one level out", True, tuple(rows), ())
+    if trace is not None:
+        warnings += of_another_load(fitted)
     steps = step_seconds(facts, point)
     warnings += [*check_peak(steps, facts.priors), *at_bounds(known), *assumed(learned)]
     profile = profile_of(sweep, facts, learned, known, steps, held_out, name=name, date=date)
@@ -243,7 +247,8 @@ def calibrate(
 def with_trace(facts: ServerFacts, trace: TraceLoad, *, counted: bool) -> ServerFacts:
     """The latents that a trace tells as facts; what every level has `counted` is known better."""
     load = {name: value for name, value in trace.latents.items() if not (counted and name in COMPUTED)}
-    notes = (f"load given by the trace {trace.source}: {', '.join(load)}", *trace.notes)
+    replayed = f"levels replay the sessions of {trace.source}, which tells {', '.join(load)}"
+    notes = (replayed, *trace.notes)
     return replace(facts, load=load, load_source=trace.source, notes=(*facts.notes, *notes))
 
 

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from replicast.calibration.generate import CollectorSession, EngineState, HistogramState, Scrape, edges_of
-from replicast.calibration.harness import ServerModel, run_level
-from replicast.calibration.workload import LevelLoad
+from replicast.calibration.harness import Draw, ServerModel, run_level
+from replicast.calibration.workload import LevelLoad, draw_sessions
 from replicast.sim.fleet.result import RunResult
 
 Floats = NDArray[np.float64]
 
-LEAD_S = 2.0  # the collector starts before the load
+LEAD_S = 2.7  # the collector starts before the load, and not in step with it
 EPOCH_S = 1_800_000_000.0
 HISTOGRAMS = (
     "time_to_first_token_seconds", "request_queue_time_seconds", "request_prefill_time_seconds",
@@ -56,14 +56,19 @@ class ServerCounters:
 
 
 def collected_sweep(
-    loads: Sequence[LevelLoad], server: ServerModel, seed: int, *, interval_s: float = 1.0
+    loads: Sequence[LevelLoad],
+    server: ServerModel,
+    seed: int,
+    *,
+    interval_s: float = 1.0,
+    draw: Draw = draw_sessions,
 ) -> list[CollectorSession]:
     """One collector session a level, on one server that is never restarted."""
     counted = ServerCounters.fresh(server.config.max_model_len)
     sessions = []
     start_s = EPOCH_S
     for load in loads:
-        sessions.append(collect(load, run_level(load, server, seed), counted, start_s, interval_s))
+        sessions.append(collect(load, run_level(load, server, seed, draw), counted, start_s, interval_s))
         start_s += load.window_s + 30.0
     return sessions
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
+import numpy as np
+from replicast.calibration.fit import Fitted
 from replicast.calibration.learned import Learned
-from replicast.calibration.lengths import TYPICAL_PROMPT, lengths_of
-from replicast.calibration.model import ENGINE
+from replicast.calibration.lengths import TYPICAL_PROMPT
+from replicast.calibration.model import ENGINE, point_at
+from replicast.calibration.noise import surplus
 from replicast.calibration.server import ServerFacts
 from replicast.calibration.sweep import SweepLevel
 from replicast.calibration.uncertainty import Uncertainty
 
-APART = 3.0  # times: what evictions and cold starts add to what is new
+APART = 1.5  # times: levels of few sessions meet long ones or short ones
+LENGTHS = ("prompts", "output tokens per prompt token", "computed tokens")  # of `noise.surplus`
 
 
 def contradicted(levels: Sequence[SweepLevel], facts: ServerFacts) -> list[str]:
@@ -25,27 +29,19 @@ def contradicted(levels: Sequence[SweepLevel], facts: ServerFacts) -> list[str]:
     return [f"{text}: is the server told right?" for text in said]
 
 
-def of_another_load(
-    levels: Sequence[SweepLevel], facts: ServerFacts, latents: Mapping[str, float]
-) -> list[str]:
-    """A trace whose sessions begin longer than the sweep's prompts are, or compute what it did not count."""
-    lengths = [lengths_of(level, facts) for level in levels]
-    first = latents["first_tokens"] + latents.get("shared_tokens", 0.0)
-    longest = max(known.prompt for known in lengths)
-    said = []
-    if first > longest:
-        said.append(
-            f"first prompts of the trace hold {first:,.0f} tokens, prompts of the sweep {longest:,.0f} or "
-            "fewer on average"
-        )
-    counted = [known.computed for known in lengths if known.computed is not None]
-    told = latents["computed_tokens"]
-    if counted and not min(counted) / APART < told < max(counted) * APART:
-        said.append(
-            f"requests of the trace compute {told:,.0f} tokens, those of the sweep {min(counted):,.0f} to "
-            f"{max(counted):,.0f}"
-        )
-    return [f"{text}: is it a trace of this load?" for text in said]
+def of_another_load(fitted: Fitted) -> list[str]:
+    """Lengths of a replayed trace that are not those of the sweep."""
+    point = point_at(fitted.params, fitted.x)
+    levels = [
+        np.mean([surplus(run, model) for run in model.simulate(point, fitted.seeds)], axis=0)
+        for model in fitted.problem.models
+    ]
+    times = np.exp(np.mean(levels, axis=0)).tolist()
+    return [
+        f"{what} of the replayed trace are {factor:.1f} times those of the sweep: is it a trace of this load?"
+        for what, factor in zip(LENGTHS, times, strict=True)
+        if not 1 / APART < factor < APART
+    ]
 
 
 def at_bounds(known: Uncertainty) -> list[str]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,7 +32,9 @@ from replicast.calibration.model import (
     typical,
 )
 from replicast.calibration.noise import (
+    LEAST_SIZE,
     METRICS,
+    SIZES,
     Noise,
     discrepancy_size,
     realisation_noise,
@@ -40,6 +43,7 @@ from replicast.calibration.noise import (
 )
 from replicast.calibration.server import ServerFacts
 from replicast.calibration.sweep import SweepLevel
+from replicast.calibration.traced import TracedModel, TraceSessions
 from replicast.calibration.workers import HERE, Workers
 from replicast.sim.engine.factory import make_engine
 
@@ -72,6 +76,7 @@ class Fitted:
     noise: Noise
     discrepancy: float  # in units of `noise.FLOOR`
     problem: Problem
+    models: tuple[LevelModel, ...]  # the levels by their lengths, matched
 
     @property
     def names(self) -> tuple[tuple[int, str], ...]:
@@ -82,11 +87,6 @@ class Fitted:
     def sds(self) -> Floats:
         """What each data residual was divided by."""
         return self.problem.sds
-
-    @property
-    def models(self) -> tuple[LevelModel, ...]:
-        """The levels, lengths matched."""
-        return self.problem.models
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -113,16 +113,21 @@ def fit(
     start: Floats | None = None,
     progress: Callable[[str], None] | None = None,
     pool: Workers = HERE,
+    sessions: TraceSessions | None = None,
 ) -> Fitted:
-    """The parameters that explain these levels best; independent trials run in `pool`."""
+    """The parameters that explain these levels best; independent trials run in `pool`.
+
+    Levels run `sessions` of a trace, or what is drawn by their lengths.
+    """
     from scipy.optimize import least_squares
 
     params = tuple(parameters(levels, facts))
     centre = centre_of(levels)
     front_end = front_end_of(levels, facts)
     growth = growth_of([lengths_of(level, facts) for level in levels])
+    replayed = LevelModel if sessions is None else partial(TracedModel, sessions=sessions)
     models = tuple(
-        LevelModel(level, facts, centre, engines, front_end=front_end, growth=growth) for level in levels
+        replayed(level, facts, centre, engines, front_end=front_end, growth=growth) for level in levels
     )
     problem = Problem(params, models, tuple(seeds), pool)
     x = np.array([p.start for p in params]) if start is None else start
@@ -133,7 +138,7 @@ def fit(
             progress(f"cost {cost:.2f} after {problem.evaluations} level simulations")
 
     problem.match(x, MATCHES)
-    problem.weigh(realisation_noise(models, point_at(params, x)), 1.0)
+    problem.weigh(realisation_noise(models, point_at(params, x), pool=pool), 1.0)
     found = least_squares(
         problem.residuals, x, problem.secant, bounds=(problem.low, problem.high), loss="soft_l1", x_scale=0.3,
         max_nfev=FIRST_EVALUATIONS, xtol=3e-3, ftol=3e-3, gtol=1e-3,
@@ -142,7 +147,7 @@ def fit(
     say(found.cost)
     for number in range(1, ROUNDS[1] + 1):
         problem.match(x, MATCHES)
-        problem.weigh(realisation_noise(models, point_at(params, x)), 1.0)
+        problem.weigh(realisation_noise(models, point_at(params, x), pool=pool), 1.0)
         # A model that explains less than usual is no reason to believe the priors more.
         problem.weigh(problem.noise, min(problem.discrepancy(x), 1.0))
         before = problem.cost(x)
@@ -165,8 +170,9 @@ def fit(
         curvature,
         slope_noise,
         problem.noise,
-        problem.discrepancy(x),
+        problem.discrepancy(x, LEAST_SIZE),
         problem,
+        tuple(model.by_lengths(point_at(params, x), problem.seeds) for model in models),
     )
 
 
@@ -226,9 +232,17 @@ class Problem:
         self.noise = noise
         self.sds = residual_sds(noise, self.names, size, len(self.seeds))
 
-    def discrepancy(self, x: Floats) -> float:
+    def without(self, level: int) -> Problem:
+        """The same had `level` not been measured; lengths and weights stay."""
+        models = (*self.models[:level], *self.models[level + 1 :])
+        other = Problem(self.params, models, self.seeds)
+        other.noise = self.noise.without(level)
+        other.sds = self.sds[[at != level for at, _ in self.names]]
+        return other
+
+    def discrepancy(self, x: Floats, least: float = SIZES[0]) -> float:
         """Its size, from the residuals at `x`."""
-        return discrepancy_size(self.raw(x), self.noise, self.names, len(self.params), len(self.seeds))
+        return discrepancy_size(self.raw(x), self.noise, self.names, len(self.params), len(self.seeds), least)
 
     def raw(self, x: Floats) -> Floats:
         """Simulated minus measured, lengths being equal; NaN where no realisation shows a metric.
@@ -240,7 +254,7 @@ class Problem:
         for index, model in enumerate(self.models):
             runs = model.simulate(point, self.seeds)
             self.evaluations += len(runs)
-            by_length = np.mean([surplus(run, model) for run in runs], axis=0) @ self.noise.by_length
+            by_length = np.mean([surplus(run, model) for run in runs], axis=0) @ self.noise.by_length[index]
             out += [
                 typical(runs, name) - by_length[METRICS.index(name)] for at, name in self.names if at == index
             ]

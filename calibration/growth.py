@@ -30,6 +30,7 @@ CALLS_SPREAD = 0.6  # sd of the logarithm
 FAILED_SESSIONS = 0.1  # share; 0 to 75 % in levels of one server
 FAILED_CALLS = 6.0  # median; failed sessions of that server wrote 3,143 tokens, a call 512
 FAILED_SPREAD = 0.8
+MOST_FAILED = 0.9
 MOST_TURNS = 400  # from there on a stream is as if it had always been under way
 LEVEL_SD = 0.12  # of a level's mean prompt around its sweep's curve
 FIRST, FIRST_SD = 0.65, 0.25  # of the mean prompt
@@ -51,8 +52,7 @@ class Endings(NamedTuple):
     @property
     def mean_calls(self) -> float:
         """Of all sessions."""
-        few = FAILED_CALLS * math.exp(FAILED_SPREAD**2 / 2)
-        return self.failed * few + (1 - self.failed) * self.calls
+        return self.failed * _FEW + (1 - self.failed) * self.calls
 
     def drawn(self, calls_z: float, failed_z: float) -> float:
         """Calls of one session, by two standard normal numbers."""
@@ -68,8 +68,29 @@ class Endings(NamedTuple):
 
 
 _STANDARD = NormalDist()
+_FEW = FAILED_CALLS * math.exp(FAILED_SPREAD**2 / 2)
 _FAILS = NormalDist(math.log(FAILED_CALLS), FAILED_SPREAD)
 USUAL = Endings()
+
+
+def learn_endings(calls: Sequence[int]) -> Endings:
+    """Endings under which sessions of so many `calls` are likeliest, with their mean."""
+    from scipy.optimize import minimize_scalar
+
+    number, count = np.unique(np.maximum(calls, 1), return_counts=True)
+    mean = float(number @ count / count.sum())
+
+    def endings(failed: float) -> Endings:
+        return Endings((mean - failed * _FEW) / (1 - failed), failed)
+
+    def unlikely(failed: float) -> float:
+        at = endings(failed)
+        shares = [at.ended(n + 0.5) - (at.ended(n - 0.5) if n > 1 else 0.0) for n in number.tolist()]
+        return -float(count @ np.log(np.maximum(shares, 1e-12)))
+
+    most = min(max((mean - 1) / max(_FEW - 1, mean - 1), 0.0), MOST_FAILED)
+    found = minimize_scalar(unlikely, bounds=(0.0, most), method="bounded").x if most else 0.0
+    return min(endings(0.0), endings(float(found)), key=lambda at: unlikely(at.failed))
 
 
 def mean_share(turns: float, endings: Endings = USUAL) -> float:

@@ -14,7 +14,7 @@ The result is a `SweepLevel` of the same shape as a measured one, bucket counts 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -33,6 +33,7 @@ from replicast.sim.fleet.config import FleetConfig, FrontEnd
 from replicast.sim.fleet.records import Records
 from replicast.sim.fleet.result import RunResult
 from replicast.sim.fleet.run import simulate
+from replicast.sim.workload import Session
 
 Floats = NDArray[np.float64]
 
@@ -40,6 +41,8 @@ MOST_DRAWS = 5  # of sessions, twice as many each time
 EARLY = 0.98  # of the load: sessions that end just before the deadline leave no stream without work for long
 
 MakeEngine = Callable[[EngineConfig, StepTime], Engine]
+# Sessions of a level, by its load, a seed and max_model_len.
+Draw = Callable[[LevelLoad, int, int], Sequence[Session]]
 
 METRICS = (
     "tpot_mean_s",
@@ -96,21 +99,21 @@ class Observed(NamedTuple):
     tpot_tail: float = math.nan
 
 
-def run_level(load: LevelLoad, server: ServerModel, seed: int) -> RunResult:
+def run_level(load: LevelLoad, server: ServerModel, seed: int, draw: Draw = draw_sessions) -> RunResult:
     """The run of one level, cut at the deadline.
 
     A server faster than `expected_requests` allows for runs out of sessions: then more are drawn.
     """
     for _ in range(MOST_DRAWS):
-        run = _run(load, server, seed)
+        run = _run(load, server, seed, draw)
         if run.window.end_s >= EARLY * load.load_s:
             break
         load = replace(load, expected_requests=2 * load.expected_requests)
     return run
 
 
-def _run(load: LevelLoad, server: ServerModel, seed: int) -> RunResult:
-    sessions = draw_sessions(load, seed, server.config.max_model_len)
+def _run(load: LevelLoad, server: ServerModel, seed: int, draw: Draw) -> RunResult:
+    sessions = draw(load, seed, server.config.max_model_len)
     fleet = FleetConfig(
         replicas=1,
         router="round-robin",
@@ -177,9 +180,11 @@ def latencies(records: Records) -> dict[str, Floats]:
     }
 
 
-def simulated_level(load: LevelLoad, server: ServerModel, seed: int) -> SweepLevel:
+def simulated_level(
+    load: LevelLoad, server: ServerModel, seed: int, draw: Draw = draw_sessions
+) -> SweepLevel:
     """The level that a collector would have recorded."""
-    run = run_level(load, server, seed)
+    run = run_level(load, server, seed, draw)
     seen = observe(run, load)
     records, replica = run.records, run.replicas[0]
     ttft, done = records.ttft_s, records.finished

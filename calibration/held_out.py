@@ -18,7 +18,7 @@ from replicast.calibration.harness import MakeEngine
 from replicast.calibration.learned import KnownLevel, Learned, lengths_at
 from replicast.calibration.lengths import lengths_of
 from replicast.calibration.model import LevelModel, front_end_of, measured, point_at
-from replicast.calibration.predict import Load, Residuals, predict, residuals_of
+from replicast.calibration.predict import Load, Residuals, output_per_prompt, predict, residuals_of
 from replicast.calibration.rows import LOADS, Row, rows_of
 from replicast.calibration.server import ServerFacts, seconds_of_load
 from replicast.calibration.sweep import SweepLevel
@@ -26,7 +26,7 @@ from replicast.calibration.uncertainty import covariance_of, draw_points, withou
 from replicast.calibration.workers import HERE, Workers
 from replicast.sim.engine.factory import make_engine
 
-DRAWS = 6
+DRAWS = 12
 
 
 def predicted_rows(
@@ -47,7 +47,10 @@ def predicted_rows(
         if model is None:
             continue
         found = predict(model, learned.point, learned.residuals(), draws, load)
-        predicted = rows_of(level, load, found, learned.levels, held_out=not fitted_too)
+        predicted = rows_of(
+            level, load, found, learned.levels,
+            ratio=output_per_prompt(model, load), held_out=not fitted_too,
+        )  # fmt: skip
         rows += predicted
         if buckets is not None and load == "given":
             means = {row.metric: row.predicted for row in predicted}

@@ -20,9 +20,11 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 from replicast.calibration.growth import USUAL, Endings, Growth, learn_growth
+from replicast.calibration.physics import handling_s
 from replicast.calibration.server import ServerFacts, seconds_of_load
 from replicast.calibration.sweep import SweepLevel
 from replicast.calibration.workload import COMPUTED_SPREAD, OUTPUT_SPREAD, LevelLoad
+from replicast.sim.fleet.config import FrontEnd
 
 Source = Literal["counted", "kv", "waiting", "guess"]
 
@@ -44,6 +46,7 @@ class Habits(NamedTuple):
 
 
 USUAL_HABITS = Habits()
+NO_FRONT_END = FrontEnd()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +137,7 @@ def load_of(
     computed_tokens: float,
     first_tokens: float | None = None,
     habits: Habits = USUAL_HABITS,
+    front_end: FrontEnd = NO_FRONT_END,
 ) -> LevelLoad:
     """The load to simulate; `lengths` are its means."""
     load_s, window_s = seconds_of_load(level)
@@ -141,7 +145,7 @@ def load_of(
     own = own_growth(growth)
     if first_tokens is not None:
         own = own.starting(first_tokens)
-    return load_for(concurrency, load_s, window_s, lengths, own, computed_tokens, habits)
+    return load_for(concurrency, load_s, window_s, lengths, own, computed_tokens, habits, front_end)
 
 
 def own_growth(growth: Growth) -> Growth:
@@ -158,14 +162,17 @@ def load_for(
     growth: Growth,
     computed_tokens: float,
     habits: Habits = USUAL_HABITS,
+    front_end: FrontEnd = NO_FRONT_END,
 ) -> LevelLoad:
     """The load of `concurrency` sessions with these lengths; `growth` is that of the part not shared.
 
-    Of a very long level a part is simulated: rates and means are those of the whole.
+    Requests in the front end are in no gauge: what is left of the time in which a stream neither runs nor
+    waits is its tools'. Of a very long level a part is simulated: rates and means are those of the whole.
     """
     part = min(MOST_REQUESTS / lengths.requests, 1.0)
     load_s, window_s = part * load_s, part * window_s
     lengths = replace(lengths, requests=part * lengths.requests)
+    handled_s = handling_s(front_end, lengths.prompt)
     idle = max(lengths.streams - lengths.alive, 0.0) * load_s
     shared = min(habits.shared_tokens, 0.5 * lengths.prompt)
     own = growth.scaled(lengths.turns, lengths.prompt - shared, habits.endings)
@@ -177,7 +184,7 @@ def load_for(
         computed_tokens=min(computed_tokens, lengths.prompt - shared),
         first_tokens=own.first_tokens,
         shared_tokens=shared,
-        tool_s=min(idle / lengths.requests, 60.0),
+        tool_s=min(max(idle / lengths.requests - handled_s, 0.0), 60.0),
         endings=habits.endings,
         load_s=load_s,
         window_s=window_s,

@@ -35,7 +35,7 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from replicast.calibration.growth import CALLS_PER_SESSION, FAILED_SESSIONS, Endings, Growth
+from replicast.calibration.growth import CALLS_PER_SESSION, FAILED_SESSIONS, MOST_FAILED, Endings, Growth
 from replicast.calibration.harness import MakeEngine, Observed, ServerModel, observe, run_level
 from replicast.calibration.lengths import (
     SHARED_TOKENS,
@@ -48,7 +48,7 @@ from replicast.calibration.lengths import (
     scaled,
     with_context,
 )
-from replicast.calibration.physics import FRONT_END
+from replicast.calibration.physics import FRONT_END, handling_s
 from replicast.calibration.profile import StepSeconds
 from replicast.calibration.server import ServerFacts
 from replicast.calibration.shape import bounds_of, quantiles_of
@@ -71,6 +71,8 @@ ENGINE = (
 )
 FIRST_SPREAD = 0.3  # of log(first prompt) around the learnt curve: 0.25 rms on 12 servers of `recovery`
 FEW_SESSIONS = 2  # no contention to speak of
+FRONT_END_SPREAD = 0.5  # of its size between servers
+FRONT_END_READ = 0.1  # how well a long level tells it
 QUEUE_OFFSET_S = 0.3  # below the first bucket edge a queue time says nothing
 
 
@@ -123,7 +125,7 @@ def parameters(levels: Sequence[SweepLevel], facts: ServerFacts) -> list[Paramet
         _near("first_tokens", first, FIRST_SPREAD, 50.0, 1.5e5),
         _near("output_spread", OUTPUT_SPREAD, 0.25, 0.3, 2.5),
         _near("calls_per_session", CALLS_PER_SESSION, 0.4, 5.0, 1_000.0),
-        _near("failed_sessions", FAILED_SESSIONS, 1.0, 1e-3, 0.9),
+        _near("failed_sessions", FAILED_SESSIONS, 1.0, 1e-3, MOST_FAILED),
     ]
     if any(_tells_computed_spread(level) for level in levels):
         load.append(_near("computed_spread", COMPUTED_SPREAD, 0.4, 0.1, 2.5))
@@ -201,17 +203,21 @@ def step_seconds(facts: ServerFacts, point: Point) -> StepSeconds:
 def front_end_of(levels: Sequence[SweepLevel], facts: ServerFacts) -> FrontEnd:
     """Time outside the engine: TTFT less queue and prefill of the levels without contention.
 
-    Only its size is told there; how it splits is as in the task windows.
+    Only its size is told there; how it splits is as in the task windows, and so is its size where levels are
+    short: TTFT is of all requests, queue and prefill of finished ones.
     """
-    ratios = []
+    weights, factors = [FRONT_END_SPREAD**-2], [1.0]
     for level in levels:
         seen = measured(level)
         ttft, queue, prefill = (seen[name] for name in ("ttft_mean_s", "queue_mean_s", "prefill_mean_s"))
-        if (level.concurrency or 1) > FEW_SESSIONS or ttft is None or queue is None or prefill is None:
+        concurrency = level.concurrency or 1
+        if concurrency > FEW_SESSIONS or ttft is None or queue is None or prefill is None:
             continue
-        usual = FRONT_END.fixed_s + FRONT_END.per_prompt_token_s * lengths_of(level, facts).prompt
-        ratios.append(min(max((ttft - queue - prefill) / usual, 0.1), 2.0))
-    factor = sorted(ratios)[len(ratios) // 2] if ratios else 1.0
+        lengths = lengths_of(level, facts)
+        usual = handling_s(FRONT_END, lengths.prompt)
+        weights.append((concurrency / lengths.requests * ttft / usual + FRONT_END_READ) ** -2)
+        factors.append((ttft - queue - prefill) / usual)
+    factor = min(max(float(np.average(factors, weights=weights)), 0.1), 2.0)
     return FrontEnd(factor * FRONT_END.fixed_s, factor * FRONT_END.per_prompt_token_s, 0.0)
 
 
@@ -243,6 +249,7 @@ class LevelModel:
         self.prompt_factor = 1.0
         self.output_factor = 1.0
         self.computed_factor = 1.0
+        self.tells_prompt = True  # of the level's measured lengths
         self._known: dict[tuple[object, float, float, float, int], Observed] = {}
 
     def __getstate__(self) -> dict[str, object]:
@@ -305,6 +312,7 @@ class LevelModel:
                 value("output_spread", OUTPUT_SPREAD),
                 value("computed_spread", COMPUTED_SPREAD),
             ),
+            front_end=self.front_end,
         )
 
     def match(self, point: Point, seeds: Sequence[int]) -> None:
@@ -331,6 +339,15 @@ class LevelModel:
         ratio = seen.output_tokens_per_s / seen.prompt_tokens_per_s
         factor = wanted.output / wanted.prompt / ratio * (gap if wanted.source == "kv" else 1.0)
         self.output_factor = min(max(self.output_factor * min(max(factor, 0.5), 2.0), 0.1), 10.0)
+
+    @property
+    def replays(self) -> bool:
+        """Whether recorded sessions are replayed, in place of drawn ones."""
+        return False
+
+    def by_lengths(self, point: Point, seeds: Sequence[int]) -> LevelModel:
+        """The level simulated by its lengths, matched at `point`."""
+        return self
 
 
 def mean_observed(runs: Sequence[Observed]) -> Observed:

@@ -16,12 +16,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from replicast.calibration.harness import Observed
 from replicast.calibration.model import LevelModel, Point, transformed
+from replicast.calibration.workers import HERE, Workers
 
 Floats = NDArray[np.float64]
 
@@ -50,10 +52,11 @@ OF_SHAPE = {
 }
 METRICS = (*FLOOR, *OF_SHAPE)
 LENGTHS = 3  # of `surplus`
-SD_SEEDS = (1, 2, 3, 4, 5)
+SD_SEEDS = tuple(range(1, 13))
 LARGEST_SD = 1.5
 UNSEEN_SD = 0.5  # of a metric that not every realisation shows
 SIZES = (0.2, 3.0)  # of the discrepancy: gauges are read at instants, lengths matched to a per cent or two
+LEAST_SIZE = 0.02  # of what intervals rest on: residuals that are no larger than chance doubt nothing
 SOFT_L1_MEAN = 0.709  # of 2 (sqrt(1 + z^2) - 1), z standard normal
 
 
@@ -61,11 +64,15 @@ SOFT_L1_MEAN = 0.709  # of 2 (sqrt(1 + z^2) - 1), z standard normal
 class Noise:
     """Sd of one realisation by level and metric (in the order of `METRICS`), and how metrics correlate.
 
-    `by_length` is how much a metric moves with each of the lengths, all in logarithms; `freedom` is how many
-    degrees of freedom all this rests on.
+    `weighed` is the sd that residuals are weighed by; `sds` what they have, on which uncertainty rests.
+
+    `by_length` is how much a metric of a level moves with each of the lengths, all in logarithms; `freedom`
+    is how many degrees of freedom all this rests on. Levels share nothing of it: alone a session has nearly
+    the same time per token in every realisation, among twenty it has not.
     """
 
     sds: Floats
+    weighed: Floats
     correlation: Floats
     by_length: Floats
     freedom: int
@@ -74,45 +81,96 @@ class Noise:
     def unknown(cls, levels: int) -> Noise:
         """Before anything was simulated."""
         count = len(METRICS)
-        return cls(np.full((levels, count), LARGEST_SD), np.eye(count), np.zeros((LENGTHS, count)), 1)
+        wide = np.full((levels, count), LARGEST_SD)
+        return cls(wide, wide, np.eye(count), np.zeros((levels, LENGTHS, count)), 1)
+
+    def without(self, level: int) -> Noise:
+        """The same of the other levels."""
+        sds, weighed, by_length = (
+            np.delete(part, level, axis=0) for part in (self.sds, self.weighed, self.by_length)
+        )
+        return replace(self, sds=sds, weighed=weighed, by_length=by_length)
 
 
-def realisation_noise(models: Sequence[LevelModel], point: Point, seeds: Sequence[int] = SD_SEEDS) -> Noise:
-    """How metrics vary from one realisation of a level to the next, lengths being equal.
-
-    Few seeds tell little of a level, so half is what all levels say together: sd x sqrt(requests) is alike.
-    """
-    runs = [model.simulate(point, seeds) for model in models]
-    root = np.sqrt([max(model.lengths.requests, 1.0) for model in models])[:, None, None]
-    seen = np.array([[[transformed(n, getattr(run, n)) for n in METRICS] for run in level] for level in runs])
-    lengths = np.array(
-        [[surplus(run, model) for run in level] for model, level in zip(models, runs, strict=True)]
-    )
-    # One row a realisation; the scale makes levels of many and of few requests alike.
-    y, x = (_centred(table) * root for table in (seen, lengths))
-    flat_y, flat_x = y.reshape(-1, y.shape[2]), x.reshape(-1, x.shape[2])
-    by_length = np.asarray(np.linalg.lstsq(flat_x, flat_y, rcond=1e-6)[0], dtype=float)
-    left = flat_y - flat_x @ by_length
-    freedom = max(len(models) * (len(seeds) - 1) - flat_x.shape[1], 1)
-    pooled = np.sqrt((left**2).sum(axis=0) / freedom)
-    own = np.sqrt((left.reshape(y.shape) ** 2).sum(axis=1) * len(models) / freedom)
-    sds = np.sqrt((own**2 + pooled**2) / 2) / root[:, :, 0]
-    sds = np.where(np.isnan(seen).any(axis=1), np.maximum(sds, UNSEEN_SD), sds)
-    scale = np.maximum(pooled, 1e-12)
-    correlation = left.T @ left / freedom / np.outer(scale, scale)
+def realisation_noise(
+    models: Sequence[LevelModel], point: Point, seeds: Sequence[int] = SD_SEEDS, pool: Workers = HERE
+) -> Noise:
+    """How metrics vary from one realisation of a level to the next, lengths being equal."""
+    levels = pool.map(_of_level, [(model, point, seeds) for model in models])
+    sds = np.array([level.sds for level in levels])
+    # One row a realisation of any level.
+    scaled = np.concatenate([level.left / np.maximum(level.sds, 1e-12) for level in levels])
+    freedom = len(models) * max(len(seeds) - 1 - LENGTHS, 1)
+    correlation = scaled.T @ scaled / freedom
     np.fill_diagonal(correlation, 1.0)
-    return Noise(np.minimum(sds, LARGEST_SD), correlation, by_length, freedom)
+    unseen = np.array([np.isnan(level.seen).any(axis=0) for level in levels])
+    sds = np.minimum(np.where(unseen, np.maximum(sds, UNSEEN_SD), sds), LARGEST_SD)
+    weighed = sds if all(model.replays for model in models) else _half_alike(sds, models)
+    return Noise(sds, weighed, correlation, np.array([level.slopes for level in levels]), freedom)
+
+
+def _half_alike(sds: Floats, models: Sequence[LevelModel]) -> Floats:
+    """Half what a level says alone, half what all say together, as if sd x sqrt(requests) were alike.
+
+    Real sessions differ by more than drawn ones, and most where they are few.
+    """
+    root = np.sqrt([max(model.lengths.requests, 1.0) for model in models])[:, None]
+    together = ((sds * root) ** 2).mean(axis=0) / root**2
+    return np.asarray(np.minimum(np.sqrt((sds**2 + together) / 2), LARGEST_SD))
+
+
+def _of_level(asked: tuple[LevelModel, Point, Sequence[int]]) -> OnLengths:
+    model, point, seeds = asked
+    return on_lengths(model.simulate(point, seeds), model, METRICS)
+
+
+class OnLengths(NamedTuple):
+    """Metrics of a level's realisations (rows), regressed on their lengths.
+
+    `seen` are the metrics themselves (columns), on the scale of residuals, `lengths` the `surplus` of each
+    realisation, `slopes` a row a length, and `left` what slopes leave of differences from the mean.
+    """
+
+    seen: Floats
+    lengths: Floats
+    slopes: Floats
+    left: Floats
+
+    def without_slopes(self) -> OnLengths:
+        """The same where lengths may be what they are."""
+        return self._replace(slopes=np.zeros_like(self.slopes), left=_centred(self.seen))
+
+    @property
+    def adjusted(self) -> Floats:
+        """The metrics as they were, had lengths been the measured ones."""
+        return np.asarray(self.seen - self.lengths @ self.slopes)
+
+    @property
+    def sds(self) -> Floats:
+        """Of each metric from one realisation to the next, lengths being equal."""
+        freedom = max(len(self.left) - 1 - LENGTHS, 1)
+        return np.asarray(np.sqrt((self.left**2).sum(axis=0) / freedom))
+
+
+def on_lengths(runs: Sequence[Observed], model: LevelModel, names: Sequence[str]) -> OnLengths:
+    """Control variates: what a level's lengths say of its metrics."""
+    seen = np.array([[transformed(name, getattr(run, name)) for name in names] for run in runs])
+    lengths = np.array([surplus(run, model) for run in runs])
+    y, x = _centred(seen), _centred(lengths)
+    slopes = np.asarray(np.linalg.lstsq(x, y, rcond=1e-6)[0], dtype=float)
+    return OnLengths(seen, lengths, slopes, y - x @ slopes)
 
 
 def surplus(run: Observed, model: LevelModel) -> tuple[float, float, float]:
-    """Logarithms of simulated over measured lengths: of all that `LevelModel.match` makes equal."""
+    """Logarithms of simulated over measured lengths, of all that `LevelModel.match` makes equal."""
     wanted = model.lengths
     ratio = run.output_tokens_per_s / max(run.prompt_tokens_per_s, 1e-9)
     context, measured = run.prompt_per_request, wanted.prompt
     if wanted.source == "kv":
         context, measured = run.kv_usage_mean / max(run.running_mean, 1e-9), wanted.held_share
     computed = 0.0 if wanted.computed is None else _log(run.computed_per_request / wanted.computed)
-    return _log(context / measured), _log(ratio * wanted.prompt / wanted.output), computed
+    longer = _log(context / measured) if model.tells_prompt else 0.0
+    return longer, _log(ratio * wanted.prompt / wanted.output), computed
 
 
 def _log(value: float) -> float:
@@ -120,32 +178,35 @@ def _log(value: float) -> float:
 
 
 def _centred(table: Floats) -> Floats:
-    """Differences from the level's mean; what no seed observed differs by nothing."""
-    with np.errstate(invalid="ignore"):
-        some = ~np.isnan(table)
-        mean = np.where(some, table, 0.0).sum(axis=1, keepdims=True) / np.maximum(
-            some.sum(axis=1, keepdims=True), 1
-        )
-        return np.where(some, table - mean, 0.0)
+    """Differences from the mean of the rows; what no row holds differs by nothing."""
+    some = ~np.isnan(table)
+    mean = np.where(some, table, 0.0).sum(axis=0) / np.maximum(some.sum(axis=0), 1)
+    return np.where(some, table - mean, 0.0)
 
 
 def residual_sds(noise: Noise, names: Sequence[tuple[int, str]], size: float, seeds: int) -> Floats:
     """What each residual, named by level and metric, is to be divided by."""
-    return np.hypot(_discrepancies(names, size), _by_chance(noise, names, seeds))
+    return np.hypot(_discrepancies(names, size), _by_chance(noise.weighed, names, seeds))
 
 
 def discrepancy_size(
-    raw: Floats, noise: Noise, names: Sequence[tuple[int, str]], parameters: int, seeds: int
+    raw: Floats,
+    noise: Noise,
+    names: Sequence[tuple[int, str]],
+    parameters: int,
+    seeds: int,
+    least: float = SIZES[0],
 ) -> float:
     """The size at which the robust squares of `raw` residuals, shapes apart, come out as expected."""
     seen = ~np.isnan(raw) & np.array([name in FLOOR for _, name in names])
     freedom = max(int(seen.sum()) - parameters, 1)
+    chance = _by_chance(noise.sds, names, seeds)
 
     def excess(size: float) -> float:
-        weighted = (raw / residual_sds(noise, names, size, seeds))[seen]
+        weighted = (raw / np.hypot(_discrepancies(names, size), chance))[seen]
         return float(2 * (np.sqrt(1 + weighted**2) - 1).sum()) / freedom - SOFT_L1_MEAN
 
-    low, high = SIZES
+    low, high = least, SIZES[1]
     if excess(low) <= 0:
         return low
     if excess(high) >= 0:
@@ -161,7 +222,7 @@ def residual_covariance(
     """Of residuals divided by `sds`: levels are independent, metrics of a level are not."""
     level = np.array([at for at, _ in names])
     metric = np.array([METRICS.index(name) for _, name in names])
-    chance = _by_chance(noise, names, seeds) / sds
+    chance = _by_chance(noise.sds, names, seeds) / sds
     shared = np.where(level[:, None] == level[None, :], noise.correlation[np.ix_(metric, metric)], 0.0)
     floor = _discrepancies(names, size) / sds
     return np.asarray(np.outer(chance, chance) * shared + np.diag(floor**2))
@@ -171,6 +232,6 @@ def _discrepancies(names: Sequence[tuple[int, str]], size: float) -> Floats:
     return np.array([size * FLOOR[name] if name in FLOOR else OF_SHAPE[name] for _, name in names])
 
 
-def _by_chance(noise: Noise, names: Sequence[tuple[int, str]], seeds: int) -> Floats:
+def _by_chance(one: Floats, names: Sequence[tuple[int, str]], seeds: int) -> Floats:
     grown = math.sqrt(1 + 1 / seeds)
-    return np.array([grown * noise.sds[at, METRICS.index(name)] for at, name in names])
+    return np.array([grown * one[at, METRICS.index(name)] for at, name in names])

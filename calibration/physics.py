@@ -59,6 +59,11 @@ class Prior(NamedTuple):
 Priors = Mapping[str, Prior]
 
 
+def handling_s(front_end: FrontEnd, prompt_tokens: float) -> float:
+    """Seconds from a request's arrival until the engine has it."""
+    return front_end.fixed_s + front_end.per_prompt_token_s * prompt_tokens
+
+
 def priors(model: Model, gpu: Gpu, tensor_parallel_size: int) -> dict[str, Prior]:
     """Bounds and weak priors of every step-time coefficient, by the names of `StepSeconds`."""
     tp = tensor_parallel_size

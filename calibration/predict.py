@@ -1,14 +1,14 @@
 """A level predicted by what was learnt from others: value and interval of each metric.
 
-The value is the simulation at the fitted point, the mean of the logarithms of its realisations, corrected by
-what the same simulation missed at the fitted levels: kriging of their log residuals over log concurrency
-(a model discrepancy after Kennedy and O'Hagan, J. R. Stat. Soc. B 63, 2001). A level that resembles its
-neighbours is corrected like them, a far one is not. The correction is shrunk: part of a residual is the
-level's own noise (`NOISE`).
+The value is the simulation at the fitted point, the mean of the logarithms of its realisations as they were
+with the level's own lengths (`noise.on_lengths`), corrected by what the same simulation missed at the fitted
+levels: kriging of their log residuals over log concurrency (a model discrepancy after Kennedy and O'Hagan,
+J. R. Stat. Soc. B 63, 2001). A level that resembles its neighbours is corrected like them, a far one is not.
+The correction is shrunk: part of a residual is the level's own noise (`NOISE`).
 
-The interval adds up, in logarithms: realisations and parameters (an ensemble of seeds, each with a draw of
-the parameters), and the discrepancy left over, whose size per metric comes from leaving out levels of 16
-real sweeps (`python -m replicast.calibration.accuracy`) and from this sweep's own residuals.
+The interval adds up, in logarithms: one realisation with parameters drawn from their uncertainty (lengths
+being equal, where they are given), and the discrepancy left over, whose size per metric comes from leaving
+out levels of 16 real sweeps (`python -m replicast.calibration.accuracy`) and from this sweep's own residuals.
 
 What is given with the load is used: the ratio of outputs to prompts, and the KV cache held per running
 request where prompts rest on it.
@@ -23,7 +23,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from replicast.calibration.harness import METRICS, Observed
-from replicast.calibration.model import LevelModel, Point, back, transformed, typical
+from replicast.calibration.model import LevelModel, Point, back, transformed
+from replicast.calibration.noise import OnLengths, on_lengths
 
 Floats = NDArray[np.float64]
 # What is told of a level to predict; "lengths" is "given" without the requests alive at a time.
@@ -44,26 +45,26 @@ MATCHES = 4
 # With only the concurrency given, guessed lengths are part of it.
 DISCREPANCY: Mapping[str, Mapping[str, float]] = {
     "given": {
-        "tpot_mean_s": 0.13,
-        "ttft_mean_s": 0.20,
-        "queue_mean_s": 0.25,
-        "prefill_mean_s": 0.20,
-        "prompt_tokens_per_s": 0.10,
-        "output_tokens_per_s": 0.10,
-        "running_mean": 0.03,
-        "waiting_mean": 0.25,
-        "kv_usage_mean": 0.04,
+        "tpot_mean_s": 0.11,
+        "ttft_mean_s": 0.10,
+        "queue_mean_s": 0.10,
+        "prefill_mean_s": 0.10,
+        "prompt_tokens_per_s": 0.09,
+        "output_tokens_per_s": 0.09,
+        "running_mean": 0.008,
+        "waiting_mean": 0.12,
+        "kv_usage_mean": 0.016,
     },
     "concurrency": {
-        "tpot_mean_s": 0.25,
+        "tpot_mean_s": 0.20,
         "ttft_mean_s": 0.42,
-        "queue_mean_s": 0.45,
-        "prefill_mean_s": 0.27,
-        "prompt_tokens_per_s": 0.24,
+        "queue_mean_s": 0.50,
+        "prefill_mean_s": 0.20,
+        "prompt_tokens_per_s": 0.30,
         "output_tokens_per_s": 0.20,
         "running_mean": 0.18,
-        "waiting_mean": 0.50,
-        "kv_usage_mean": 0.12,
+        "waiting_mean": 0.45,
+        "kv_usage_mean": 0.10,
     },
 }
 PRIOR_LEVELS = 6.0  # what the table above weighs against a sweep's own residuals
@@ -87,12 +88,12 @@ class Range(NamedTuple):
 
 def residuals_of(model: LevelModel, point: Point, seeds: Sequence[int] = RESIDUAL_SEEDS) -> Residuals:
     """What the simulation at `point` misses at a measured level."""
-    runs = model.simulate(point, seeds)
+    simulated = _mean(on_lengths(model.simulate(point, seeds), model, METRICS).adjusted).tolist()
     found = {}
-    for name, value in model.measured.items():
-        simulated = typical(runs, name)
-        if value is not None and value > 0 and simulated == simulated:
-            found[name] = transformed(name, value) - simulated
+    for name, at in zip(METRICS, simulated, strict=True):
+        value = model.measured.get(name)
+        if value is not None and value > 0 and at == at:
+            found[name] = transformed(name, value) - at
     return Residuals(model.concurrency, found)
 
 
@@ -113,9 +114,7 @@ def discrepancy(name: str, known: Sequence[Residuals], load: Load = "given") -> 
     table = DISCREPANCY["given" if load == "given" else "concurrency"]
     own = [r.by_metric[name] for r in known if name in r.by_metric]
     squares = sum(min(abs(value), 2 * LARGEST) ** 2 for value in own)
-    # A fit leaves less at its own levels than at others: its parameters went to them.
-    grown = 1.5 * squares
-    return math.sqrt((PRIOR_LEVELS * table[name] ** 2 + grown) / (PRIOR_LEVELS + len(own)))
+    return math.sqrt((PRIOR_LEVELS * table[name] ** 2 + squares) / (PRIOR_LEVELS + len(own)))
 
 
 def predict(
@@ -128,47 +127,66 @@ def predict(
     """Each metric of the level of `model`, at `point`; `draws` are the parameters' uncertainty."""
     for _ in range(MATCHES):
         model.match(point, MATCH_SEEDS)
-    runs = [_with_given_lengths(run, model) for run in model.simulate(point, VALUE_SEEDS)]
-    drawn = zip(VALUE_SEEDS, draws, strict=False)
-    ensemble = runs + [
-        _with_given_lengths(run, model) for seed, at in drawn for run in model.simulate(at, (seed,))
-    ]
+    told = on_lengths(model.simulate(point, VALUE_SEEDS), model, METRICS)
+    if load == "concurrency":  # lengths are guessed, and differ
+        told = told.without_slopes()
+    drawn = [run for seed, at in zip(VALUE_SEEDS, draws, strict=False) for run in model.simulate(at, (seed,))]
+    at_point = _mean(told.adjusted)
+    realisation = told.sds
+    sds = np.fmax(realisation, _of_draws(drawn, model, told, at_point))
     out: dict[str, Range] = {}
-    for name in METRICS:
-        value = typical(runs, name)
+    for i, (name, value) in enumerate(zip(METRICS, at_point.tolist(), strict=True)):
         if value != value:
             continue
         centre = value + correction(model.concurrency, name, known)
-        varied = _spread(ensemble, name)
-        sd = math.hypot(varied, discrepancy(name, known, load))
+        sd = math.hypot(sds[i], discrepancy(name, known, load))
         at, low, high = (back(name, centre + z * sd) for z in (0.0, -Z, Z))
-        out[name] = Range(at, low, high, _spread(runs, name))
-    return _consistent(out, model)
+        out[name] = Range(at, low, high, float(realisation[i]))
+    return _held_by_running(with_given_ratio(out, output_per_prompt(model, load)), model)
 
 
-def _spread(runs: Sequence[Observed], name: str) -> float:
-    """Sd of a metric over realisations, on the scale of residuals."""
-    values = np.array([transformed(name, getattr(run, name)) for run in runs])
-    values = values[np.isfinite(values)]
-    return float(values.std(ddof=1)) if len(values) > 2 else 0.3
+def _of_draws(drawn: Sequence[Observed], model: LevelModel, told: OnLengths, value: Floats) -> Floats:
+    """How far each metric is from `value` in one run with parameters that could be."""
+    if not drawn:
+        return np.zeros(len(METRICS))
+    # Few runs have no slopes of their own.
+    there = on_lengths(drawn, model, METRICS)._replace(slopes=told.slopes).adjusted
+    return np.asarray(np.sqrt(_mean((there - value) ** 2)))
 
 
-def _with_given_lengths(seen: Observed, model: LevelModel) -> Observed:
-    """Rates that keep the given ratio of outputs to prompts: each then rests on all requests."""
-    ratio = model.lengths.output / model.lengths.prompt
-    both = math.sqrt(max(seen.prompt_tokens_per_s, 1e-9) * max(seen.output_tokens_per_s, 1e-9))
-    return seen._replace(
-        prompt_tokens_per_s=both / math.sqrt(ratio), output_tokens_per_s=both * math.sqrt(ratio)
-    )
+def _mean(table: Floats) -> Floats:
+    """Of the rows; NaN of what none shows."""
+    some = ~np.isnan(table)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.where(some, table, 0.0).sum(axis=0) / some.sum(axis=0))
 
 
-def _consistent(out: dict[str, Range], model: LevelModel) -> dict[str, Range]:
+def output_per_prompt(model: LevelModel, load: Load) -> float | None:
+    """Output tokens for each prompt token of a level, where its load tells."""
+    return None if load == "concurrency" else model.lengths.output / model.lengths.prompt
+
+
+def with_given_ratio(found: Mapping[str, Range], ratio: float | None) -> dict[str, Range]:
+    """Both rates moved alike, in logarithms, until outputs over prompts are what the load tells."""
+    out = dict(found)
+    prompt, output = (found.get(name) for name in ("prompt_tokens_per_s", "output_tokens_per_s"))
+    if ratio is not None and prompt and output and prompt.value > 0 and output.value > 0:
+        by = math.sqrt(output.value / prompt.value / ratio)
+        out["prompt_tokens_per_s"] = _times(prompt, by)
+        out["output_tokens_per_s"] = _times(output, 1 / by)
+    return out
+
+
+def _times(found: Range, factor: float) -> Range:
+    value, low, high = (factor * v for v in found[:3])
+    return found._replace(value=value, low=low, high=high)
+
+
+def _held_by_running(out: dict[str, Range], model: LevelModel) -> dict[str, Range]:
     """The KV gauge follows from what a running request holds, where that is given."""
     held = model.lengths.held_share
     if model.lengths.source == "kv" and held and "running_mean" in out and "kv_usage_mean" in out:
-        running, usage = out["running_mean"], out["kv_usage_mean"]
-        value = min(held * running.value, 1.0)
-        factor = value / max(usage.value, 1e-12)
-        high = min(usage.high * factor, 1.0)
-        out["kv_usage_mean"] = Range(value, usage.low * factor, high, running.realisation)
+        running = out["running_mean"]
+        value, low, high = (min(held * v, 1.0) for v in running[:3])
+        out["kv_usage_mean"] = running._replace(value=value, low=low, high=high)
     return out

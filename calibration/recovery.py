@@ -1,11 +1,14 @@
 """Servers with known truth: are their coefficients found again, and do intervals hold them?
 
-    python -m replicast.calibration.recovery [FIRST [COUNT]] [--out FILE]
+    python -m replicast.calibration.recovery [FIRST [COUNT]] [--trace TRACE] [--out FILE]
 
 A random server: coefficients drawn from the priors of physics, above the hardware's bounds; a random load; a
 sweep simulated level by level and written as a collector's database. `calibrate` sees the database alone.
 What is asked: how often the 95 % interval of each parameter holds the truth (drawn from the prior, it should
 in 95 of 100: Talts et al., arXiv 1804.06788), how wide it is, and how far the value is off.
+
+With a trace every level runs sessions of the trace in place of drawn ones, half of them; `calibrate` is given
+the other half, as a trace of the same load.
 
 FILE gets a line a server; servers that it holds are not run again.
 """
@@ -18,7 +21,7 @@ import math
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,14 +30,18 @@ from replicast.calibration.calibrate import calibrate
 from replicast.calibration.counters import collected_sweep
 from replicast.calibration.generate import write_collector_db
 from replicast.calibration.growth import CALLS_PER_SESSION, FAILED_SESSIONS, Endings
-from replicast.calibration.harness import MakeEngine, ServerModel, simulated_level
+from replicast.calibration.harness import Draw, MakeEngine, ServerModel, simulated_level
 from replicast.calibration.physics import FRONT_END, Prior
 from replicast.calibration.profile import StepSeconds
 from replicast.calibration.server import server_facts
 from replicast.calibration.sweep import Given, Sweep
-from replicast.calibration.workload import COMPUTED_SPREAD, LevelLoad
+from replicast.calibration.trace_load import TraceLoad
+from replicast.calibration.traced import TraceSessions
+from replicast.calibration.workload import COMPUTED_SPREAD, LevelLoad, draw_sessions
 from replicast.sim.engine.factory import make_engine
 from replicast.sim.engine.step_time import StepTime
+from replicast.sim.workload import Session
+from replicast.traces.load import load_trace
 
 MODELS = ("qwen3-coder-30b", "minicpm5-2b", "devstral-2-123b", "llama-3.1-8b", "llama-3.1-70b")
 HARDWARE = {"minicpm5-2b": ("L40S", 1), "devstral-2-123b": ("H200", 4), "llama-3.1-70b": ("H200", 2)}
@@ -139,15 +146,19 @@ def simulated_sweep(bed: Bed, seed: int) -> Sweep:
     return Sweep("bed", "bed", levels, model=bed.given.model, given=bed.given)
 
 
-def write_database(bed: Bed, seed: int, path: Path, interval_s: float = SCRAPE_S) -> None:
-    """The same sweep as the collector's database."""
-    sessions = collected_sweep(bed.loads, bed.server, 1000 + seed, interval_s=interval_s)
+def write_database(
+    bed: Bed, seed: int, path: Path, interval_s: float = SCRAPE_S, draw: Draw = draw_sessions
+) -> None:
+    """The same sweep as the collector's database; levels run what `draw` gives."""
+    sessions = collected_sweep(bed.loads, bed.server, 1000 + seed, interval_s=interval_s, draw=draw)
     write_collector_db(path, sessions, model=str(bed.given.model), max_model_len=131_072)
 
 
-def recover(bed: Bed, sweep: Sweep, engines: MakeEngine = make_engine) -> list[Recovered]:
+def recover(
+    bed: Bed, sweep: Sweep, engines: MakeEngine = make_engine, trace: TraceLoad | None = None
+) -> list[Recovered]:
     """What a calibration makes of the sweep, against the truth."""
-    found = calibrate(sweep, given=bed.given, loo=False, force=True, engines=engines)
+    found = calibrate(sweep, given=bed.given, trace=trace, loo=False, force=True, engines=engines)
     return [
         Recovered(it.name, bed.truth[it.name], it.value, it.low, it.high, it.method)
         for it in found.uncertainty.intervals
@@ -155,15 +166,21 @@ def recover(bed: Bed, sweep: Sweep, engines: MakeEngine = make_engine) -> list[R
     ]
 
 
-def recover_server(seed: int) -> list[Recovered]:
-    """Server number `seed`, by way of its database."""
+def recover_server(seed: int, sessions: Sequence[Session] = ()) -> list[Recovered]:
+    """Server number `seed`, by way of its database; of `sessions` half is run and half is told."""
     from replicast.calibration.readers.duckdb_collector import read_duckdb
 
     bed = random_bed(seed)
+    trace: TraceLoad | None = None
+    draw: Draw = draw_sessions
+    if sessions:
+        trace = TraceLoad.of(sessions[1::2], "trace")
+        draw = TraceSessions.of(sessions[::2], shares=trace.sessions.shares).draw
+        bed = replace(bed, loads=tuple(replace(load, tool_s=0.0) for load in bed.loads))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "throughput-metrics.duckdb"
-        write_database(bed, seed, path)
-        return recover(bed, read_duckdb(path))
+        write_database(bed, seed, path, draw=draw)
+        return recover(bed, read_duckdb(path), trace=trace)
 
 
 def known_servers(path: Path | None) -> dict[int, list[Recovered]]:
@@ -201,15 +218,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("first", type=int, nargs="?", default=0)
     parser.add_argument("count", type=int, nargs="?", default=10)
+    parser.add_argument("--trace", type=Path, help="levels run its sessions")
     parser.add_argument("--out", type=Path, help="a line a server; what it holds is not run again")
     options = parser.parse_args()
     known = known_servers(options.out)
+    sessions = load_trace([options.trace]).sessions if options.trace else ()
     wanted = range(options.first, options.first + options.count)
     for seed in wanted:
         if seed in known:
             continue
         began = time.process_time()
-        known[seed] = recover_server(seed)
+        known[seed] = recover_server(seed, sessions)
         seconds = time.process_time() - began
         missed = ", ".join(f"{row.name} {row.off:+.0%}" for row in known[seed] if not row.inside)
         print(f"server {seed}: {seconds:.0f} s, missed: {missed or 'nothing'}", flush=True)

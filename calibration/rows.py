@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from replicast.calibration.learned import KnownLevel, interpolated
 from replicast.calibration.model import back, measured, transformed
-from replicast.calibration.predict import LARGEST, Load, Range
+from replicast.calibration.predict import LARGEST, Load, Range, with_given_ratio
 from replicast.calibration.sweep import SweepLevel
 
 LOADS: tuple[Load, ...] = ("given", "concurrency")
@@ -21,23 +21,25 @@ KV_FREE = 0.95  # KV peak up to which the cache does not bind
 # The rival's share, in logarithms. Where lengths are guessed both forecasts rest on the same neighbours, and
 # about half is best, most where a guess is multiplied (queues) or all there is (computed tokens); where
 # they are given the simulation knows what the rival does not, least of prefill (computed tokens).
-SHARE_GUESSED = 0.6
+SHARE_GUESSED = 0.5
 GUESSED: Mapping[str, float] = {
-    "queue_mean_s": 0.7,
+    "tpot_mean_s": 0.3,
+    "output_tokens_per_s": 0.3,
+    "queue_mean_s": 0.6,
     "prefill_mean_s": 0.7,
     "waiting_mean": 0.7,
-    "running_mean": 0.4,
-    "kv_usage_mean": 0.4,
+    "running_mean": 0.3,
+    "kv_usage_mean": 0.3,
 }
 SHARES: Mapping[str, float] = {
-    "tpot_mean_s": 0.0,
-    "ttft_mean_s": 0.3,
+    "tpot_mean_s": 0.1,
+    "ttft_mean_s": 0.2,
     "queue_mean_s": 0.2,
-    "prefill_mean_s": 0.4,
-    "prompt_tokens_per_s": 0.2,
-    "output_tokens_per_s": 0.2,
+    "prefill_mean_s": 0.3,
+    "prompt_tokens_per_s": 0.1,
+    "output_tokens_per_s": 0.1,
     "running_mean": 0.0,
-    "waiting_mean": 0.2,
+    "waiting_mean": 0.1,
     "kv_usage_mean": 0.0,
 }
 LABELS = {
@@ -115,17 +117,26 @@ def summarise(rows: Sequence[Row], load: Load, metric: str) -> Summary | None:
 
 
 def rows_of(
-    level: SweepLevel, load: Load, found: dict[str, Range], known: Sequence[KnownLevel], *, held_out: bool
+    level: SweepLevel,
+    load: Load,
+    found: Mapping[str, Range],
+    known: Sequence[KnownLevel],
+    *,
+    ratio: float | None,
+    held_out: bool,
 ) -> list[Row]:
-    """Rows of what was both measured and predicted."""
+    """Rows of what was both measured and predicted; `ratio` is outputs over prompts, where the load tells."""
     rows = []
     concurrency = level.concurrency or 1
     peak = level.kv_usage.peak if level.kv_usage else None
+    rivals = {name: interpolated(concurrency, name, known) for name in found}
+    guesses = with_given_ratio(
+        {name: combined(it, rivals[name], name, share_of(load, name)) for name, it in found.items()}, ratio
+    )
     for name, value in measured(level).items():
         if value is None or name not in found:
             continue
-        rival = interpolated(concurrency, name, known)
-        guess = combined(found[name], rival, name, share_of(load, name))
+        guess, rival = guesses[name], rivals[name]
         rows.append(
             Row(
                 concurrency, load, name, value, guess.value, guess.low, guess.high,

@@ -27,7 +27,7 @@ CONVERT = "(--format, --models, --token-scale and --skip-bad-rows are options of
     type=PATH,
     multiple=True,
     metavar="FILE",
-    help="A trace of the same load: what it tells is given, not fitted; repeatable.",
+    help="A trace of the same load: levels replay it, and the load is not fitted; repeatable.",
 )
 @click.option("--name", help="Name of the profile.  [default: of model, GPU and tensor parallelism]")
 @click.option(

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from replicast.calibration.calibrate import Calibration, calibrate
 from replicast.calibration.facts import GPUS, MODELS
+from replicast.calibration.fit import fit
 from replicast.calibration.growth import Endings
 from replicast.calibration.harness import ServerModel, simulated_level
 from replicast.calibration.physics import FRONT_END, check_peak
@@ -17,6 +18,7 @@ from replicast.calibration.predict import LARGEST, Residuals, correction
 from replicast.calibration.profile import parse_profile, profile_text
 from replicast.calibration.server import server_facts
 from replicast.calibration.sweep import Given, Sweep
+from replicast.calibration.uncertainty import without_level
 from replicast.calibration.workload import LevelLoad
 from replicast.sim.engine.step_time import StepTime
 from replicast.sim.errors import InputError
@@ -72,6 +74,16 @@ def test_held_out_levels_are_predicted(calibration: Calibration) -> None:
     assert np.median(tpot) < 0.15
     inside = [row.inside for row in given]
     assert np.mean(inside) > 0.75
+
+
+def test_without_a_level_the_others_are_explained_as_by_a_fit_of_their_own(calibration: Calibration) -> None:
+    fitted = calibration.fitted
+    for index in (0, 3):
+        problem = fitted.problem.without(index)
+        left = [model.level for i, model in enumerate(fitted.models) if i != index]
+        settled = problem.cost(without_level(fitted, index))
+        assert settled <= problem.cost(fitted.x)
+        assert settled < problem.cost(fit(left, calibration.facts).x) + 1.0
 
 
 def test_no_coefficient_beats_the_peak(calibration: Calibration) -> None:

@@ -7,12 +7,10 @@ from pathlib import Path
 
 import pytest
 from replicast.calibration.calibrate import calibrate
-from replicast.calibration.doubts import of_another_load
 from replicast.calibration.learned import facts_of
 from replicast.calibration.model import ENGINE, parameters
 from replicast.calibration.profile import load_profile, write_profile
 from replicast.calibration.recovery import random_bed, simulated_sweep
-from replicast.calibration.server import server_facts
 from replicast.calibration.trace_load import LEAST_SPREAD, TraceLoad, load_latents
 from replicast.calibration.workload import draw_sessions
 from replicast.sim.errors import InputError
@@ -46,6 +44,7 @@ def test_replies_are_not_new_in_the_next_prompt() -> None:
     assert told["computed_tokens"] == 60
     assert told["computed_spread"] == told["output_spread"] == LEAST_SPREAD
     assert told["calls_per_session"] == 2
+    assert told["failed_sessions"] == 0
 
 
 def test_a_short_trace_is_refused() -> None:
@@ -69,18 +68,19 @@ def test_what_a_trace_tells_is_given(tmp_path: Path) -> None:
     """Only the server is fitted, and the profile keeps what was given."""
     bed = random_bed(6, (1, 4), load_s=120.0)
     load = bed.loads[1]
-    told = load_latents(draw_sessions(load, 1, 200_000), "trace")
+    trace = TraceLoad.of(draw_sessions(load, 1, 200_000), "trace.jsonl")
+    told = trace.latents
     found = calibrate(
         simulated_sweep(bed, 1),
         given=bed.given,
-        trace=TraceLoad(told, "trace.jsonl", ("3 rows dropped",)),
+        trace=replace(trace, notes=("3 rows dropped",)),
         loo=False,
         force=True,
     )
     assert {interval.name for interval in found.uncertainty.intervals} == set(ENGINE)
     stored = found.profile.tables["load"]
     assert stored["first_tokens"] == pytest.approx(told["first_tokens"], rel=1e-3)
-    assert stored["failed_sessions"] == 0
+    assert stored["failed_sessions"] == pytest.approx(told["failed_sessions"], rel=1e-3)
     text = found.report_text()
     assert "Given by the trace: computed_spread" in text
     assert "Note: 3 rows dropped" in text
@@ -96,16 +96,17 @@ def test_what_a_trace_tells_is_given(tmp_path: Path) -> None:
 
 def test_a_trace_of_another_load_is_told() -> None:
     bed = random_bed(6, (1, 4), load_s=120.0)
-    sweep = simulated_sweep(bed, 1)
-    facts = server_facts(sweep, bed.given)
-    told = {
-        "first_tokens": 9_000.0,
-        "shared_tokens": 12_000.0,
-        "computed_tokens": bed.loads[0].computed_tokens,
-    }
-    assert of_another_load(sweep.levels, facts, told) == []
-    assert "312,000 tokens" in of_another_load(sweep.levels, facts, told | {"first_tokens": 3e5})[0]
-    assert "compute 90,000 tokens" in of_another_load(sweep.levels, facts, told | {"computed_tokens": 9e4})[0]
+    longer = replace(bed.loads[1], prompt_tokens=2.5 * bed.loads[1].prompt_tokens)
+    found = calibrate(
+        simulated_sweep(bed, 1),
+        given=bed.given,
+        trace=TraceLoad.of(draw_sessions(longer, 1, 200_000), "trace.jsonl"),
+        loo=False,
+        force=True,
+    )
+    said = [text for text in found.warnings if "trace of this load" in text]
+    assert said
+    assert said[0].startswith("prompts of the replayed trace are ")
 
 
 def test_identities_within_a_session_do_not_tell_what_is_shared() -> None:

@@ -27,8 +27,13 @@ from replicast.calibration.uncertainty import WEAKLY, covariance_of, uncertainty
 
 LEVELS = 12
 NAMES = tuple((level, name) for level in range(LEVELS) for name in METRICS)
+SDS = np.full((LEVELS, len(METRICS)), 0.02)
 NOISE = Noise(
-    np.full((LEVELS, len(METRICS)), 0.02), np.eye(len(METRICS)), np.zeros((LENGTHS, len(METRICS))), 1000
+    SDS,
+    SDS,
+    np.eye(len(METRICS)),
+    np.zeros((LEVELS, LENGTHS, len(METRICS))),
+    1000,
 )
 
 
@@ -49,12 +54,12 @@ def straight(
 
     problem = SimpleNamespace(
         residuals=residuals, low=np.array([low, -9.0]), high=np.array([9.0, 9.0]), names=NAMES,
-        seeds=(1, 2), sds=residual_sds(NOISE, NAMES, 1.0, 2), models=(), evaluations=0,
+        seeds=(1, 2), sds=residual_sds(NOISE, NAMES, 1.0, 2), evaluations=0,
     )  # fmt: skip
     at = residuals(np.zeros(2))
     return Fitted(
         params, np.zeros(2), full * robust(at)[:, None], at, np.full(2, curvature), np.full(2, noise), NOISE,
-        1.0, cast(Any, problem),
+        1.0, cast(Any, problem), (),
     )  # fmt: skip
 
 
@@ -87,7 +92,7 @@ def test_shapes_are_as_far_off_whatever_the_means() -> None:
 def test_independent_residuals_have_covariance_one() -> None:
     sds = residual_sds(NOISE, NAMES, 1.0, 2)
     assert residual_covariance(NOISE, NAMES, 1.0, 2, sds) == pytest.approx(np.eye(len(NAMES)))
-    alike = Noise(NOISE.sds, np.ones((len(METRICS), len(METRICS))), NOISE.by_length, 1000)
+    alike = Noise(SDS, SDS, np.ones((len(METRICS), len(METRICS))), NOISE.by_length, 1000)
     shared = residual_covariance(alike, NAMES, 0.0, 2, residual_sds(alike, NAMES, 0.0, 2))
     assert shared[0, 1] == pytest.approx(1.0)
     assert shared[0, len(METRICS)] == 0  # another level

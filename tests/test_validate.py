@@ -26,7 +26,7 @@ from replicast.calibration.learned import (
 )
 from replicast.calibration.lengths import Lengths
 from replicast.calibration.model import Point
-from replicast.calibration.predict import Range
+from replicast.calibration.predict import Range, with_given_ratio
 from replicast.calibration.profile import StepSeconds
 from replicast.calibration.recovery import random_bed, simulated_sweep
 from replicast.calibration.rows import Row, combined, summarise
@@ -228,6 +228,19 @@ def test_prefill_of_a_request_counts_its_attention() -> None:
     alone_s = values["computed_tokens"] * (values["compute_per_token_s"] + pair_s * prompt)
     assert prefill.value == pytest.approx(alone_s, rel=1e-3)
     assert prefill.low < prefill.value < prefill.high
+
+
+def test_rates_keep_the_ratio_that_the_load_tells() -> None:
+    rates = {
+        "prompt_tokens_per_s": Range(1_000.0, 800.0, 1_200.0),
+        "output_tokens_per_s": Range(8.0, 6.0, 9.0),
+    }
+    moved = with_given_ratio(rates, 0.0125)
+    prompt, output = moved["prompt_tokens_per_s"], moved["output_tokens_per_s"]
+    assert output.value / prompt.value == pytest.approx(0.0125)
+    assert prompt.value / 1_000 == pytest.approx(8 / output.value)
+    assert prompt.low / prompt.value == pytest.approx(0.8)
+    assert with_given_ratio(rates, None) == rates
 
 
 def test_an_interval_down_to_nothing_stays_so() -> None:
