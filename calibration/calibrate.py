@@ -32,7 +32,7 @@ from replicast.calibration.profile import Profile, StepSeconds
 from replicast.calibration.rows import KV_FREE, LABELS, Row, Summary, summarise
 from replicast.calibration.server import ServerFacts, server_facts
 from replicast.calibration.sweep import Given, Sweep, SweepLevel
-from replicast.calibration.trace_load import COMPUTED, TraceLoad
+from replicast.calibration.trace_load import TraceLoad, with_trace
 from replicast.calibration.uncertainty import Interval, Uncertainty, uncertainty
 from replicast.calibration.validate import Validation, choose_levels, failed_levels
 from replicast.calibration.workers import workers
@@ -242,14 +242,6 @@ def calibrate(
     return Calibration(
         sweep, facts, fitted, known, learned, profile, held_out, tuple(warnings), time.monotonic() - began
     )
-
-
-def with_trace(facts: ServerFacts, trace: TraceLoad, *, counted: bool) -> ServerFacts:
-    """The latents that a trace tells as facts; what every level has `counted` is known better."""
-    load = {name: value for name, value in trace.latents.items() if not (counted and name in COMPUTED)}
-    replayed = f"levels replay the sessions of {trace.source}, which tells {', '.join(load)}"
-    notes = (replayed, *trace.notes)
-    return replace(facts, load=load, load_source=trace.source, notes=(*facts.notes, *notes))
 
 
 def healthy(

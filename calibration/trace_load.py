@@ -18,6 +18,7 @@ from statistics import fmean, median
 import numpy as np
 from replicast.calibration.growth import learn_endings
 from replicast.calibration.lengths import SHARED_TOKENS
+from replicast.calibration.server import ServerFacts
 from replicast.calibration.spread import LEAST_COUNTED
 from replicast.calibration.traced import TraceSessions
 from replicast.calibration.workload import COMPUTED_OF_SESSION
@@ -111,6 +112,30 @@ def load_latents(sessions: Sequence[Session], where: str) -> dict[str, float]:
         "failed_sessions": endings.failed,
     }
     return found | ({"shared_tokens": shared} if shared else {})
+
+
+def with_trace(facts: ServerFacts, trace: TraceLoad, *, counted: bool) -> ServerFacts:
+    """The latents that a trace tells as facts; what every level has `counted` is known better.
+
+    Raises `InputError` where no session of the trace can begin on this server.
+    """
+    longest = facts.config.max_model_len
+    sessions = trace.sessions.sessions
+    if all(session.turns[0].num_prompt_tokens >= longest for session in sessions):
+        raise InputError(
+            f"every session of the trace begins with {longest:,} tokens (max_model_len) or more",
+            where=trace.source,
+            remedy="Tell the server's max_model_len (--given), or give a trace of this load.",
+        )
+    ended = sum(any(turn.num_prompt_tokens >= longest for turn in session.turns) for session in sessions)
+    load = {name: value for name, value in trace.latents.items() if not (counted and name in COMPUTED)}
+    replayed = f"levels replay the sessions of {trace.source}, which tells {', '.join(load)}"
+    notes = [replayed, *trace.notes]
+    if ended:
+        notes.append(
+            f"{ended} of {len(sessions)} sessions replayed reach max_model_len ({longest:,}) and end there"
+        )
+    return replace(facts, load=load, load_source=trace.source, notes=(*facts.notes, *notes))
 
 
 def _log_sd(tokens: Sequence[int]) -> float:

@@ -11,7 +11,8 @@ from replicast.calibration.learned import facts_of
 from replicast.calibration.model import ENGINE, parameters
 from replicast.calibration.profile import load_profile, write_profile
 from replicast.calibration.recovery import random_bed, simulated_sweep
-from replicast.calibration.trace_load import LEAST_SPREAD, TraceLoad, load_latents
+from replicast.calibration.server import server_facts
+from replicast.calibration.trace_load import LEAST_SPREAD, TraceLoad, load_latents, with_trace
 from replicast.calibration.workload import draw_sessions
 from replicast.sim.errors import InputError
 from replicast.sim.workload import Segment, Session, Turn
@@ -107,6 +108,22 @@ def test_a_trace_of_another_load_is_told() -> None:
     said = [text for text in found.warnings if "trace of this load" in text]
     assert said
     assert said[0].startswith("prompts of the replayed trace are ")
+
+
+def test_sessions_that_the_server_does_not_take_are_told() -> None:
+    bed = random_bed(6, (1, 4), load_s=120.0)
+    facts = server_facts(simulated_sweep(bed, 1), bed.given)
+    trace = TraceLoad.of(draw_sessions(bed.loads[1], 1, 200_000), "trace.jsonl")
+    prompts = [[turn.num_prompt_tokens for turn in s.turns] for s in trace.sessions.sessions]
+    middle = sorted(max(lengths) for lengths in prompts)[len(prompts) // 2]
+    assert not any("end there" in note for note in with_trace(facts, trace, counted=True).notes)
+    short = replace(facts, config=replace(facts.config, max_model_len=middle))
+    ended = sum(max(lengths) >= middle for lengths in prompts)
+    text = f"{ended} of {len(prompts)} sessions replayed reach max_model_len ({middle:,}) and end there"
+    assert text in with_trace(short, trace, counted=True).notes
+    none = replace(facts, config=replace(facts.config, max_model_len=min(lengths[0] for lengths in prompts)))
+    with pytest.raises(InputError, match="every session of the trace begins with"):
+        with_trace(none, trace, counted=True)
 
 
 def test_identities_within_a_session_do_not_tell_what_is_shared() -> None:
