@@ -16,9 +16,10 @@ from dataclasses import replace
 
 from replicast.calibration.fit import Fitted, fit
 from replicast.calibration.held_out import leave_one_out
-from replicast.calibration.model import LevelModel, Point, mean_observed, point_at, transformed, typical
+from replicast.calibration.model import LevelModel, Point, point_at
 from replicast.calibration.predict import MATCH_SEEDS, VALUE_SEEDS
 from replicast.calibration.rows import Row
+from replicast.calibration.scale import mean_observed, transformed, typical
 from replicast.calibration.server import ServerFacts
 from replicast.calibration.sweep import SweepLevel
 

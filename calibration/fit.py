@@ -22,15 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 from replicast.calibration.harness import MakeEngine
 from replicast.calibration.lengths import growth_of, lengths_of
-from replicast.calibration.model import (
-    LevelModel,
-    Parameter,
-    front_end_of,
-    parameters,
-    point_at,
-    transformed,
-    typical,
-)
+from replicast.calibration.model import LevelModel, Parameter, front_end_of, parameters, point_at
 from replicast.calibration.noise import (
     LEAST_SIZE,
     METRICS,
@@ -41,6 +33,7 @@ from replicast.calibration.noise import (
     residual_sds,
     surplus,
 )
+from replicast.calibration.scale import transformed, typical
 from replicast.calibration.server import ServerFacts
 from replicast.calibration.sweep import SweepLevel
 from replicast.calibration.traced import TracedModel, TraceSessions

@@ -17,9 +17,10 @@ from replicast.calibration.fit import Fitted, Floats, centre_of
 from replicast.calibration.harness import MakeEngine
 from replicast.calibration.learned import KnownLevel, Learned, lengths_at
 from replicast.calibration.lengths import lengths_of
-from replicast.calibration.model import LevelModel, front_end_of, measured, point_at
+from replicast.calibration.model import LevelModel, front_end_of, point_at
 from replicast.calibration.predict import Load, Residuals, output_per_prompt, predict, residuals_of
 from replicast.calibration.rows import LOADS, Row, rows_of
+from replicast.calibration.scale import measured
 from replicast.calibration.server import ServerFacts, seconds_of_load
 from replicast.calibration.sweep import SweepLevel
 from replicast.calibration.uncertainty import covariance_of, draw_points, without_level

@@ -36,7 +36,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from replicast.calibration.growth import CALLS_PER_SESSION, FAILED_SESSIONS, MOST_FAILED, Endings, Growth
-from replicast.calibration.harness import MakeEngine, Observed, ServerModel, observe, run_level
+from replicast.calibration.harness import Draw, MakeEngine, Observed, ServerModel, observe, run_level
 from replicast.calibration.lengths import (
     SHARED_TOKENS,
     Habits,
@@ -50,11 +50,12 @@ from replicast.calibration.lengths import (
 )
 from replicast.calibration.physics import FRONT_END, handling_s
 from replicast.calibration.profile import StepSeconds
+from replicast.calibration.scale import mean_observed, measured
 from replicast.calibration.server import ServerFacts
 from replicast.calibration.shape import bounds_of, quantiles_of
 from replicast.calibration.spread import counted_log_sd
-from replicast.calibration.sweep import Gauge, Histogram, SweepLevel
-from replicast.calibration.workload import COMPUTED_SPREAD, OUTPUT_SPREAD, LevelLoad
+from replicast.calibration.sweep import SweepLevel
+from replicast.calibration.workload import COMPUTED_SPREAD, OUTPUT_SPREAD, LevelLoad, draw_sessions
 from replicast.sim.config import EngineConfig
 from replicast.sim.engine.factory import make_engine
 from replicast.sim.engine.step_time import StepTime
@@ -73,7 +74,6 @@ FIRST_SPREAD = 0.3  # of log(first prompt) around the learnt curve: 0.25 rms on 
 FEW_SESSIONS = 2  # no contention to speak of
 FRONT_END_SPREAD = 0.5  # of its size between servers
 FRONT_END_READ = 0.1  # how well a long level tells it
-QUEUE_OFFSET_S = 0.3  # below the first bucket edge a queue time says nothing
 
 
 class Parameter(NamedTuple):
@@ -224,6 +224,8 @@ def front_end_of(levels: Sequence[SweepLevel], facts: ServerFacts) -> FrontEnd:
 class LevelModel:
     """One measured level and its simulation: what must be asked for so that lengths come out as measured."""
 
+    replays = False  # recorded sessions, in place of drawn ones
+
     def __init__(
         self,
         level: SweepLevel,
@@ -250,6 +252,7 @@ class LevelModel:
         self.output_factor = 1.0
         self.computed_factor = 1.0
         self.tells_prompt = True  # of the level's measured lengths
+        self.draw: Draw = draw_sessions
         self._known: dict[tuple[object, float, float, float, int], Observed] = {}
 
     def __getstate__(self) -> dict[str, object]:
@@ -268,7 +271,7 @@ class LevelModel:
 
     def _run(self, point: Point, seed: int) -> Observed:
         load = self.load(point)
-        return observe(run_level(load, self.server(point), seed), load, self.quantiles)
+        return observe(run_level(load, self.server(point), seed, self.draw), load, self.quantiles)
 
     def server(self, point: Point) -> ServerModel:
         """The server at `point`."""
@@ -340,70 +343,6 @@ class LevelModel:
         factor = wanted.output / wanted.prompt / ratio * (gap if wanted.source == "kv" else 1.0)
         self.output_factor = min(max(self.output_factor * min(max(factor, 0.5), 2.0), 0.1), 10.0)
 
-    @property
-    def replays(self) -> bool:
-        """Whether recorded sessions are replayed, in place of drawn ones."""
-        return False
-
     def by_lengths(self, point: Point, seeds: Sequence[int]) -> LevelModel:
         """The level simulated by its lengths, matched at `point`."""
         return self
-
-
-def mean_observed(runs: Sequence[Observed]) -> Observed:
-    """Means over seeds; what no seed observed stays NaN."""
-    table = np.array(runs, dtype=float)
-    with np.errstate(invalid="ignore"):
-        some = ~np.isnan(table)
-        total = np.where(some, table, 0.0).sum(axis=0)
-        count = some.sum(axis=0)
-        return Observed(*np.where(count > 0, total / np.maximum(count, 1), np.nan).tolist())
-
-
-def typical(runs: Sequence[Observed], name: str) -> float:
-    """A metric over realisations, on the scale of residuals; NaN where none observed it.
-
-    A measured level is one realisation: as likely above this mean of logarithms as below it, while the mean
-    of a long-tailed time lies above most of its realisations.
-    """
-    values = [transformed(name, value) for run in runs if (value := getattr(run, name)) == value]
-    return sum(values) / len(values) if values else math.nan
-
-
-def measured(level: SweepLevel) -> dict[str, float | None]:
-    """A measured level's metrics by name."""
-
-    def mean(item: Histogram | Gauge | None) -> float | None:
-        return item.mean if item is not None else None
-
-    return {
-        "tpot_mean_s": mean(level.tpot),
-        "ttft_mean_s": mean(level.ttft),
-        "queue_mean_s": mean(level.queue),
-        "prefill_mean_s": mean(level.prefill),
-        "prompt_tokens_per_s": level.prompt_tokens_per_s,
-        "output_tokens_per_s": level.output_tokens_per_s,
-        "running_mean": mean(level.running),
-        "waiting_mean": mean(level.waiting),
-        "kv_usage_mean": mean(level.kv_usage),
-        "output_log_sd": counted_log_sd(level.output_per_request),
-        "computed_log_sd": counted_log_sd(level.computed_per_request),
-    }
-
-
-OFFSETS: Mapping[str, float] = {
-    "queue_mean_s": QUEUE_OFFSET_S,
-    "ttft_mean_s": 0.02,
-    "waiting_mean": 0.1,
-    "computed_log_sd": 0.05,
-}
-
-
-def transformed(name: str, value: float) -> float:
-    """The scale on which residuals are taken: logarithms, above what counters resolve."""
-    return math.log(max(value + OFFSETS.get(name, 0.0), 1e-12))
-
-
-def back(name: str, value: float) -> float:
-    """The inverse of `transformed`, never below 0."""
-    return max(math.exp(value) - OFFSETS.get(name, 0.0), 0.0)

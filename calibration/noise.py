@@ -22,7 +22,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from replicast.calibration.harness import Observed
-from replicast.calibration.model import LevelModel, Point, transformed
+from replicast.calibration.model import LevelModel, Point
+from replicast.calibration.scale import mean_seen, transformed
 from replicast.calibration.workers import HERE, Workers
 
 Floats = NDArray[np.float64]
@@ -179,9 +180,7 @@ def _log(value: float) -> float:
 
 def _centred(table: Floats) -> Floats:
     """Differences from the mean of the rows; what no row holds differs by nothing."""
-    some = ~np.isnan(table)
-    mean = np.where(some, table, 0.0).sum(axis=0) / np.maximum(some.sum(axis=0), 1)
-    return np.where(some, table - mean, 0.0)
+    return np.where(np.isnan(table), 0.0, table - mean_seen(table))
 
 
 def residual_sds(noise: Noise, names: Sequence[tuple[int, str]], size: float, seeds: int) -> Floats:

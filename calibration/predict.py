@@ -23,8 +23,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 from replicast.calibration.harness import METRICS, Observed
-from replicast.calibration.model import LevelModel, Point, back, transformed
+from replicast.calibration.model import LevelModel, Point
 from replicast.calibration.noise import OnLengths, on_lengths
+from replicast.calibration.scale import back, mean_seen, transformed
 
 Floats = NDArray[np.float64]
 # What is told of a level to predict; "lengths" is "given" without the requests alive at a time.
@@ -88,7 +89,7 @@ class Range(NamedTuple):
 
 def residuals_of(model: LevelModel, point: Point, seeds: Sequence[int] = RESIDUAL_SEEDS) -> Residuals:
     """What the simulation at `point` misses at a measured level."""
-    simulated = _mean(on_lengths(model.simulate(point, seeds), model, METRICS).adjusted).tolist()
+    simulated = mean_seen(on_lengths(model.simulate(point, seeds), model, METRICS).adjusted).tolist()
     found = {}
     for name, at in zip(METRICS, simulated, strict=True):
         value = model.measured.get(name)
@@ -131,7 +132,7 @@ def predict(
     if load == "concurrency":  # lengths are guessed, and differ
         told = told.without_slopes()
     drawn = [run for seed, at in zip(VALUE_SEEDS, draws, strict=False) for run in model.simulate(at, (seed,))]
-    at_point = _mean(told.adjusted)
+    at_point = mean_seen(told.adjusted)
     realisation = told.sds
     sds = np.fmax(realisation, _of_draws(drawn, model, told, at_point))
     out: dict[str, Range] = {}
@@ -151,14 +152,7 @@ def _of_draws(drawn: Sequence[Observed], model: LevelModel, told: OnLengths, val
         return np.zeros(len(METRICS))
     # Few runs have no slopes of their own.
     there = on_lengths(drawn, model, METRICS)._replace(slopes=told.slopes).adjusted
-    return np.asarray(np.sqrt(_mean((there - value) ** 2)))
-
-
-def _mean(table: Floats) -> Floats:
-    """Of the rows; NaN of what none shows."""
-    some = ~np.isnan(table)
-    with np.errstate(invalid="ignore"):
-        return np.asarray(np.where(some, table, 0.0).sum(axis=0) / some.sum(axis=0))
+    return np.asarray(np.sqrt(mean_seen((there - value) ** 2)))
 
 
 def output_per_prompt(model: LevelModel, load: Load) -> float | None:

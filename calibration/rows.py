@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from replicast.calibration.learned import KnownLevel, interpolated
-from replicast.calibration.model import back, measured, transformed
 from replicast.calibration.predict import LARGEST, Load, Range, with_given_ratio
+from replicast.calibration.scale import back, measured, transformed
 from replicast.calibration.sweep import SweepLevel
 
 LOADS: tuple[Load, ...] = ("given", "concurrency")

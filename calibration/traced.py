@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from replicast.calibration.harness import Observed, observe, run_level
 from replicast.calibration.model import LevelModel, Point
 from replicast.calibration.workload import LevelLoad
 from replicast.sim.workload import Session
@@ -82,17 +81,14 @@ def _unattended(session: Session) -> Session:
 class TracedModel(LevelModel):
     """A measured level, simulated with the sessions of a trace: lengths come out as they do."""
 
+    replays = True
+
     def __init__(self, *args: Any, sessions: TraceSessions, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._sessions = sessions
+        self.draw = sessions.draw
         self._plain = LevelModel(*args, **options)
         source = self.lengths.source
         self.tells_prompt = source == "counted" or (source == "kv" and self.facts.pool_is_given)
-
-    @property
-    def replays(self) -> bool:
-        """They are."""
-        return True
 
     def load(self, point: Point) -> LevelLoad:
         """As many sessions as the level had; what they ask stands in the trace."""
@@ -106,7 +102,3 @@ class TracedModel(LevelModel):
         for _ in range(MATCHES):
             self._plain.match(point, seeds)
         return self._plain
-
-    def _run(self, point: Point, seed: int) -> Observed:
-        load = self.load(point)
-        return observe(run_level(load, self.server(point), seed, self._sessions.draw), load, self.quantiles)

@@ -8,10 +8,11 @@ import pytest
 from replicast.calibration.calibrate import Calibration, calibrate
 from replicast.calibration.growth import Endings
 from replicast.calibration.harness import ServerModel, simulated_level
-from replicast.calibration.model import mean_observed, point_at
+from replicast.calibration.model import point_at
 from replicast.calibration.physics import FRONT_END
 from replicast.calibration.pool import LONGEST, longest_request, scaled_pool
 from replicast.calibration.profile import load_profile, write_profile
+from replicast.calibration.scale import mean_observed
 from replicast.calibration.server import server_facts
 from replicast.calibration.sweep import Given, Sweep
 from replicast.calibration.workload import LevelLoad

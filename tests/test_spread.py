@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from replicast.calibration.buckets import token_edges
 from replicast.calibration.fit import fit
-from replicast.calibration.model import measured, point_at
+from replicast.calibration.model import point_at
 from replicast.calibration.recovery import random_bed, simulated_sweep
+from replicast.calibration.scale import measured
 from replicast.calibration.server import server_facts
 from replicast.calibration.spread import LEAST_COUNTED, counted_log_sd, log_sd, log_sd_of
 from replicast.calibration.sweep import Histogram, SweepLevel
